@@ -1,0 +1,3 @@
+"""What the services share. Imports no service."""
+
+__version__ = "0.1.0"

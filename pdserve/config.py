@@ -1,0 +1,242 @@
+"""Configuration: one YAML file, then the environment, then flags, each overruling the last.
+
+Each process builds one frozen `Settings` at start and prints it once. Variables are named
+PDSERVE_SECTION__FIELD, for example PDSERVE_COORDINATOR__HTTP__PORT=9000.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+from pydantic_settings.exceptions import SettingsError
+
+from pdserve.errors import ConfigError
+from pdserve.types import Fallback, Mode, Role
+
+Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
+LOOPBACK = "127.0.0.1"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Listen(_Section):
+    """An address to listen on; port 0 picks a free one."""
+
+    host: str = LOOPBACK
+    port: Port = 0
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ModelConfig(_Section):
+    """One served model: its name to clients, its files, and how its requests are routed."""
+
+    name: str = "smollm2-135m-instruct"
+    path: str | None = Field(None, description="folder of the model; the tokenizer is read from it")
+    mode: Mode = Mode.COLOCATED
+    min_prefill_tokens: int = Field(
+        512, ge=1, description="auto: uncached prompt tokens from which the prefill pool is used"
+    )
+    fallback: Fallback = Fallback.COLOCATE
+    mode_override: bool = Field(True, description="whether a request may ask for a mode")
+
+
+class Arm(_Section):
+    """One side of an experiment; weights are relative to one another."""
+
+    name: str
+    mode: Mode
+    weight: float = Field(1.0, ge=0)
+
+
+class Experiment(_Section):
+    """Splits a model's traffic between arms, sticky by a hash of `key`."""
+
+    name: str
+    model: str
+    key: Literal["request", "session", "tenant"] = "request"
+    arms: tuple[Arm, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Experiment:
+        if len({arm.name for arm in self.arms}) != len(self.arms):
+            raise ValueError(f"experiment {self.name}: two arms share a name")
+        if not any(arm.weight for arm in self.arms):
+            raise ValueError(f"experiment {self.name}: every weight is 0")
+        return self
+
+
+class GatewayConfig(_Section):
+    """Who may call, how often, and how much at once."""
+
+    keys_file: Path | None = Field(None, description="file of hashed API keys; none: open")
+    allow_anonymous: bool = Field(
+        False, description="serve beyond loopback without keys; the network must be trusted"
+    )
+    rate: str | None = Field(None, description="requests for each key, for example '600/minute'")
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    max_running: int = Field(512, ge=1, description="requests at work at once, per model")
+    max_queued: int = Field(1024, ge=0, description="requests waiting for a place, per model")
+
+
+class FleetConfig(_Section):
+    """How coordinator and workers trust each other.
+
+    `key_file` holds the shared key that every call between them must carry. A worker
+    beyond loopback refuses to start without it, unless `allow_anonymous`.
+    """
+
+    key_file: Path | None = None
+    allow_anonymous: bool = False
+
+
+class CoordinatorConfig(_Section):
+    """The one process that clients talk to."""
+
+    http: Listen = Listen(port=8000)
+    grpc: Listen = Listen(port=50051)
+    workers: tuple[str, ...] = Field((), description="gRPC addresses of the workers, host:port")
+    models: tuple[ModelConfig, ...] = Field((ModelConfig(),), min_length=1)
+    experiments: tuple[Experiment, ...] = ()
+    gateway: GatewayConfig = GatewayConfig()
+    drain_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running requests")
+
+    @model_validator(mode="after")
+    def _check(self) -> CoordinatorConfig:
+        names = [model.name for model in self.models]
+        if len(set(names)) != len(names):
+            raise ValueError("two models share a name")
+        for experiment in self.experiments:
+            if experiment.model not in names:
+                raise ValueError(f"experiment {experiment.name}: no model {experiment.model!r}")
+        if len({experiment.model for experiment in self.experiments}) != len(self.experiments):
+            raise ValueError("a model has two experiments")
+        return self
+
+
+class VllmConfig(_Section):
+    """The vLLM engine of a worker; a value of None leaves the choice to vLLM."""
+
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = Field(None, ge=1)
+    block_size: int | None = Field(None, ge=1, description="tokens a KV block")
+    chunk_tokens: int = Field(256, ge=16, description="prompt tokens read in one step")
+    max_num_seqs: int = Field(64, ge=1)
+    tensor_parallel: int = Field(1, ge=1)
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    cpu_kv_cache_gib: float = Field(1.0, gt=0, description="KV cache of a worker on CPU")
+    cpu_cores: str | None = Field(None, description="cores of a worker on CPU, for example '0-3'")
+    enforce_eager: bool = True
+    transport: Literal["nixl", "none"] = "nixl"
+    side_channel: Listen = Listen()
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    extra_args: dict[str, Any] = Field({}, description="further arguments of vLLM's engine")
+
+
+class SimConfig(_Section):
+    """The simulated engine: how long its steps take, in seconds."""
+
+    prefill_token_s: float = Field(0.0002, ge=0)
+    decode_step_s: float = Field(0.02, ge=0)
+    decode_sequence_s: float = Field(0.0, ge=0, description="added to a step per sequence")
+    transfer_token_s: float = Field(0.000002, ge=0)
+    kv_bytes_per_token: int = Field(23_040, ge=1)
+    kv_capacity_tokens: int = Field(262_144, ge=1)
+    context_length: int = Field(8_192, ge=1)
+    chunk_tokens: int = Field(256, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+
+
+class WorkerConfig(_Section):
+    """One worker process; a role is a service that it hosts on its engine."""
+
+    id: str = "worker-0"
+    roles: frozenset[Role] = frozenset({Role.DECODE})
+    model: ModelConfig = ModelConfig()
+    engine: Literal["vllm", "sim"] = "vllm"
+    grpc: Listen = Listen()
+    metrics: Listen = Listen()
+    lease_s: float = Field(30.0, gt=0, description="how long exported KV is held unfetched")
+    drain_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running work")
+    vllm: VllmConfig = VllmConfig()
+    sim: SimConfig = SimConfig()
+
+
+class LogConfig(_Section):
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: console on a terminal, else JSON lines"
+    )
+
+
+class Settings(BaseSettings):
+    """The effective configuration of one process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PDSERVE_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    worker: WorkerConfig = WorkerConfig()
+    fleet: FleetConfig = FleetConfig()
+    log: LogConfig = LogConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
+    """Reads the file, the environment and `flags` (nested as the sections are).
+
+    Raises ConfigError with one line that names the field at fault.
+    """
+    if path is not None and not path.is_file():
+        raise ConfigError(f"no configuration file at {path}")
+
+    class _FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return _FromFile(**flags)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"configuration: {field}: {first['msg']}") from None
+    except (SettingsError, yaml.YAMLError) as error:
+        raise ConfigError(f"configuration: {' '.join(str(error).split())}") from None
+
+
+def dump(settings: Settings) -> str:
+    """The settings as YAML that `load` reads back."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,397 @@
+"""The only copier between protobuf messages and the dataclasses of `pdserve.types`.
+
+`x_to_proto` and `x_from_proto` come in pairs; a round trip changes nothing. What a peer
+sends is trusted to be well-formed protobuf and no more: a value that no dataclass can hold
+raises PdserveError INVALID_ARGUMENT.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from blake3 import blake3
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pdserve.errors import REASON_BY_NUMBER, ErrorReason, PdserveError
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    Failure,
+    Fingerprint,
+    FinishReason,
+    FirstTokenTimings,
+    KvHandle,
+    Load,
+    Mode,
+    NixlDescriptor,
+    PrefillResult,
+    Role,
+    Route,
+    SamplingParams,
+    SimDescriptor,
+    Usage,
+    WorkerInfo,
+)
+from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2, prefill_pb2, worker_pb2
+from pdserve.v1.errors_pb2 import ErrorReason as ErrorReasonProto
+from pdserve.v1.generation_pb2 import FinishReason as FinishReasonProto
+from pdserve.v1.generation_pb2 import Mode as ModeProto
+
+_MODE_TO_PROTO = {
+    Mode.COLOCATED: generation_pb2.MODE_COLOCATED,
+    Mode.DISAGGREGATED: generation_pb2.MODE_DISAGGREGATED,
+    Mode.AUTO: generation_pb2.MODE_AUTO,
+}
+_MODE_FROM_PROTO = {number: mode for mode, number in _MODE_TO_PROTO.items()}
+_FINISH_TO_PROTO = {
+    None: generation_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_PROTO: dict[int, FinishReason | None] = {
+    number: reason for reason, number in _FINISH_TO_PROTO.items()
+}
+_ROLE_TO_PROTO = {
+    Role.PREFILL: worker_pb2.ROLE_PREFILL,
+    Role.DECODE: worker_pb2.ROLE_DECODE,
+}
+_ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
+
+
+def digest(token_ids: tuple[int, ...], cache_salt: str) -> bytes:
+    """BLAKE3 (32 bytes) over the ids, little-endian 32 bit each, then the salt in UTF-8."""
+    return blake3(struct.pack(f"<{len(token_ids)}I", *token_ids) + cache_salt.encode()).digest()
+
+
+def duration(seconds: float) -> Duration:
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def seconds(message: Duration) -> float:
+    return message.seconds + message.nanos / 1e9
+
+
+def mode_to_proto(mode: Mode) -> ModeProto:
+    return _MODE_TO_PROTO[mode]
+
+
+def mode_from_proto(number: int) -> Mode | None:
+    """None for MODE_UNSPECIFIED. Raises PdserveError for a number that is no mode."""
+    if number == generation_pb2.MODE_UNSPECIFIED:
+        return None
+    try:
+        return _MODE_FROM_PROTO[number]
+    except KeyError:
+        raise PdserveError(
+            ErrorReason.INVALID_ARGUMENT, f"mode {number} is not known", param="options.mode"
+        ) from None
+
+
+def finish_to_proto(reason: FinishReason | None) -> FinishReasonProto:
+    return _FINISH_TO_PROTO[reason]
+
+
+def reason_to_proto(reason: ErrorReason) -> ErrorReasonProto:
+    return ErrorReasonProto(reason.value.number)
+
+
+def reason_from_proto(number: int) -> ErrorReason:
+    """INTERNAL for a reason that this version does not know."""
+    return REASON_BY_NUMBER.get(number, ErrorReason.INTERNAL)
+
+
+def sampling_to_proto(params: SamplingParams) -> generation_pb2.SamplingParams:
+    return generation_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParams:
+    """Takes the dataclass's defaults for what is not set."""
+    optional = {
+        name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)
+    }
+    return SamplingParams(
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        **optional,
+    )
+
+
+_OPTIONAL_SAMPLING = tuple(
+    field.name
+    for field in generation_pb2.SamplingParams.DESCRIPTOR.fields
+    if field.has_presence
+)
+
+
+def usage_to_proto(usage: Usage) -> generation_pb2.Usage:
+    return generation_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def usage_from_proto(message: generation_pb2.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
+
+
+def route_to_proto(route: Route) -> generation_pb2.Route:
+    return generation_pb2.Route(
+        mode=_MODE_TO_PROTO[route.mode], reason=route.reason, arm=route.arm
+    )
+
+
+def fingerprint_to_proto(value: Fingerprint) -> kv_pb2.Fingerprint:
+    return kv_pb2.Fingerprint(
+        model_revision=value.model_revision,
+        kv_dtype=value.kv_dtype,
+        block_size=value.block_size,
+        layout=value.layout,
+        tensor_parallel=value.tensor_parallel,
+        pipeline_parallel=value.pipeline_parallel,
+    )
+
+
+def fingerprint_from_proto(message: kv_pb2.Fingerprint) -> Fingerprint:
+    return Fingerprint(
+        message.model_revision,
+        message.kv_dtype,
+        message.block_size,
+        message.layout,
+        message.tensor_parallel,
+        message.pipeline_parallel,
+    )
+
+
+def handle_to_proto(handle: KvHandle) -> kv_pb2.KvHandle:
+    expiry = Timestamp()
+    expiry.FromNanoseconds(round(handle.lease_expiry * 1e9))
+    message = kv_pb2.KvHandle(
+        handle_id=handle.handle_id,
+        worker_id=handle.worker_id,
+        epoch=handle.epoch,
+        fingerprint=fingerprint_to_proto(handle.fingerprint),
+        digest=handle.digest,
+        num_tokens=handle.num_tokens,
+        lease_expiry=expiry,
+    )
+    match handle.descriptor:
+        case NixlDescriptor() as nixl:
+            message.nixl.CopyFrom(_nixl_to_proto(nixl))
+        case SimDescriptor(num_bytes):
+            message.sim.num_bytes = num_bytes
+    return message
+
+
+def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
+    """Raises PdserveError KV_INCOMPATIBLE for a transport that this version does not know."""
+    descriptor: NixlDescriptor | SimDescriptor
+    match message.WhichOneof("transport"):
+        case "nixl":
+            descriptor = _nixl_from_proto(message.nixl)
+        case "sim":
+            descriptor = SimDescriptor(message.sim.num_bytes)
+        case _:
+            raise PdserveError(
+                ErrorReason.KV_INCOMPATIBLE, "the KV handle names no transport that is known here"
+            )
+    return KvHandle(
+        handle_id=message.handle_id,
+        worker_id=message.worker_id,
+        epoch=message.epoch,
+        fingerprint=fingerprint_from_proto(message.fingerprint),
+        digest=message.digest,
+        num_tokens=message.num_tokens,
+        lease_expiry=message.lease_expiry.ToNanoseconds() / 1e9,
+        descriptor=descriptor,
+    )
+
+
+def _nixl_to_proto(value: NixlDescriptor) -> kv_pb2.NixlDescriptor:
+    return kv_pb2.NixlDescriptor(
+        engine_id=value.engine_id,
+        request_id=value.request_id,
+        block_groups=[kv_pb2.BlockIds(ids=group) for group in value.block_groups],
+        host=value.host,
+        port=value.port,
+        tensor_parallel=value.tensor_parallel,
+    )
+
+
+def _nixl_from_proto(message: kv_pb2.NixlDescriptor) -> NixlDescriptor:
+    return NixlDescriptor(
+        engine_id=message.engine_id,
+        request_id=message.request_id,
+        block_groups=tuple(tuple(group.ids) for group in message.block_groups),
+        host=message.host,
+        port=message.port,
+        tensor_parallel=message.tensor_parallel,
+    )
+
+
+def prefill_request_to_proto(request: EngineRequest) -> prefill_pb2.PrefillRequest:
+    """The prefill leg: the prompt and its salt, and nothing of the sampling."""
+    return prefill_pb2.PrefillRequest(
+        request_id=request.request_id,
+        prompt=generation_pb2.TokenIds(ids=request.token_ids),
+        cache_salt=request.cache_salt,
+    )
+
+
+def prefill_request_from_proto(message: prefill_pb2.PrefillRequest) -> EngineRequest:
+    return EngineRequest(
+        request_id=message.request_id,
+        token_ids=tuple(message.prompt.ids),
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        cache_salt=message.cache_salt,
+    )
+
+
+def prefill_result_to_proto(result: PrefillResult) -> prefill_pb2.PrefillFinished:
+    return prefill_pb2.PrefillFinished(
+        handle=handle_to_proto(result.handle),
+        cached_tokens=result.cached_tokens,
+        queue_time=duration(result.queue_s),
+        prefill_time=duration(result.prefill_s),
+    )
+
+
+def prefill_result_from_proto(message: prefill_pb2.PrefillFinished) -> PrefillResult:
+    return PrefillResult(
+        handle=handle_from_proto(message.handle),
+        cached_tokens=message.cached_tokens,
+        queue_s=seconds(message.queue_time),
+        prefill_s=seconds(message.prefill_time),
+    )
+
+
+def start_to_proto(
+    sequence_id: int, request: EngineRequest, kv: KvHandle | None
+) -> decode_pb2.StartSequence:
+    return decode_pb2.StartSequence(
+        sequence_id=sequence_id,
+        request_id=request.request_id,
+        prompt=generation_pb2.TokenIds(ids=request.token_ids),
+        sampling=sampling_to_proto(request.sampling),
+        cache_salt=request.cache_salt,
+        kv=None if kv is None else handle_to_proto(kv),
+    )
+
+
+def start_from_proto(message: decode_pb2.StartSequence) -> tuple[EngineRequest, KvHandle | None]:
+    request = EngineRequest(
+        request_id=message.request_id,
+        token_ids=tuple(message.prompt.ids),
+        sampling=sampling_from_proto(message.sampling),
+        cache_salt=message.cache_salt,
+    )
+    return request, handle_from_proto(message.kv) if message.HasField("kv") else None
+
+
+def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:
+    message = decode_pb2.SequenceDelta(
+        sequence_id=sequence_id, text=delta.text, token_ids=delta.token_ids
+    )
+    if delta.finish_reason is not None:
+        message.finish_reason = _FINISH_TO_PROTO[delta.finish_reason]
+    if delta.usage is not None:
+        message.usage.CopyFrom(usage_to_proto(delta.usage))
+    if delta.timings is not None:
+        message.timings.queue_time.CopyFrom(duration(delta.timings.queue_s))
+        message.timings.first_step_time.CopyFrom(duration(delta.timings.first_step_s))
+    return message
+
+
+def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
+    """On the token path: the rare fields are looked at only where they can be set."""
+    delta = Delta(message.text, message.token_ids[:])
+    if message.finish_reason:
+        delta.finish_reason = _FINISH_FROM_PROTO[message.finish_reason]
+        delta.usage = usage_from_proto(message.usage)
+    if message.HasField("timings"):
+        timings = message.timings
+        delta.timings = FirstTokenTimings(
+            seconds(timings.queue_time), seconds(timings.first_step_time)
+        )
+    return delta
+
+
+def failure_to_proto(failure: Failure) -> decode_pb2.Failure:
+    return decode_pb2.Failure(reason=reason_to_proto(failure.reason), message=failure.message)
+
+
+def failure_from_proto(message: decode_pb2.Failure) -> Failure:
+    return Failure(reason_from_proto(message.reason), message.message)
+
+
+def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
+    return worker_pb2.GetWorkerInfoResponse(
+        worker_id=info.worker_id,
+        epoch=info.epoch,
+        roles=sorted(_ROLE_TO_PROTO[role] for role in info.roles),
+        model=info.model,
+        fingerprint=fingerprint_to_proto(info.fingerprint),
+        engine=info.engine,
+        context_length=info.context_length,
+        kv_capacity_tokens=info.kv_capacity_tokens,
+        transports=info.transports,
+        version=info.version,
+    )
+
+
+def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=message.worker_id,
+        epoch=message.epoch,
+        roles=frozenset(
+            _ROLE_FROM_PROTO[number] for number in message.roles if number in _ROLE_FROM_PROTO
+        ),
+        model=message.model,
+        fingerprint=fingerprint_from_proto(message.fingerprint),
+        engine=message.engine,
+        context_length=message.context_length,
+        kv_capacity_tokens=message.kv_capacity_tokens,
+        transports=tuple(message.transports),
+        version=message.version,
+    )
+
+
+def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
+    return worker_pb2.WatchLoadResponse(
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=load.kv_usage,
+        open_leases=load.open_leases,
+        reserved_tokens=load.reserved_tokens,
+        draining=load.draining,
+    )
+
+
+def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
+    return Load(
+        running=message.running,
+        waiting=message.waiting,
+        kv_usage=message.kv_usage,
+        open_leases=message.open_leases,
+        reserved_tokens=message.reserved_tokens,
+        draining=message.draining,
+    )

@@ -1,0 +1,1 @@
+"""Engines: the seam between the services and what computes tokens."""

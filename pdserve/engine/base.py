@@ -1,0 +1,128 @@
+"""The Engine protocol, and nothing else: what a service may ask of what computes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdserve.types import Delta, EngineRequest, Fingerprint, KvDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is, known once it has started.
+
+    `kind` is "vllm" or "sim"; `context_length` and `kv_capacity_tokens` are in tokens;
+    `transports` are the names of the KV transports it can use, best first.
+    """
+
+    kind: str
+    fingerprint: Fingerprint
+    context_length: int
+    kv_capacity_tokens: int
+    transports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Sequences running and waiting, and the part of the KV cache in use (0 to 1)."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that was read. Its blocks are held until fetched, released or expired.
+
+    `cached_tokens` counts prompt tokens that the prefix cache saved; times are in seconds:
+    waiting for the engine, then reading.
+    """
+
+    descriptor: KvDescriptor
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One KV transfer into this engine: its transport's name, bytes and seconds."""
+
+    transport: str
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one engine step did, for metrics and load reports.
+
+    `prefix_queries` and `prefix_hits` count prompt tokens looked up in the prefix cache and
+    found there since the last step.
+    """
+
+    load: EngineLoad
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    transfers: tuple[Transfer, ...] = ()
+
+
+StepListener = Callable[[StepStats], None]
+"""Called on the event loop after a step; must be quick and must not raise."""
+
+
+class Engine(Protocol):
+    """Computes tokens. One event loop owns it.
+
+    Leaving `generate` or `prefill` early (closing the iterator, cancelling the awaiting
+    task) aborts the sequence and frees its blocks no later than the end of the running
+    step.
+    """
+
+    async def start(self, listener: StepListener) -> None:
+        """Loads the model and warms up; returns when a token has been generated.
+
+        Raises ConfigError, in one line, when it cannot.
+        """
+        ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Valid after `start`."""
+        ...
+
+    @property
+    def load(self) -> EngineLoad:
+        """As of the last step."""
+        ...
+
+    def generate(self, request: EngineRequest, kv: KvDescriptor | None) -> AsyncIterator[Delta]:
+        """Yields the answer's deltas as steps bring them; the last has a finish reason.
+
+        With `kv` the prompt's blocks are fetched, and counted as a Transfer in StepStats;
+        they are never silently computed instead. Raises DecodeError (DECODE_FAILED, or
+        KV_TRANSFER_FAILED when the blocks could not be fetched completely).
+        """
+        ...
+
+    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+        """Reads the prompt and holds its blocks for `lease_s` seconds at least.
+
+        Raises PrefillError (PREFILL_FAILED).
+        """
+        ...
+
+    async def release(self, descriptor: KvDescriptor) -> None:
+        """Frees blocks that `prefill` holds, if they still are; idempotent."""
+        ...
+
+    async def check(self) -> None:
+        """Returns while the engine lives; raises DecodeError once it is dead."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the engine and every process of it; idempotent."""
+        ...

@@ -1,0 +1,251 @@
+"""The vocabulary of pdserve: frozen values that every part speaks in.
+
+Nothing here knows of protobuf, HTTP or vLLM; `pdserve.convert` copies to and
+from the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pdserve.errors import ErrorReason
+
+
+class Mode(StrEnum):
+    """The way a request is served; AUTO is resolved by the policy before dispatch."""
+
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+    AUTO = "auto"
+
+
+class Fallback(StrEnum):
+    """What happens to a disaggregated request when no prefill worker can serve it."""
+
+    COLOCATE = "colocate"
+    FAIL = "fail"
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled, every default resolved.
+
+    Ranges are those of `SamplingParams` in generation.proto; `max_tokens` of None
+    means what is left of the context.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as (role, text) pairs, to be rendered by the model's chat template."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text to continue; special tokens are added as the model's tokenizer does."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids to continue, used as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateSpec:
+    """A client's request, parsed and validated once by a façade.
+
+    `tenant` comes from the key, never from the client; `session` is the client's.
+    `deadline` is on the monotonic clock of `time.monotonic`, None for no deadline.
+    """
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    mode: Mode | None = None
+    tenant: str = ""
+    session: str = ""
+    cache_salt: str = ""
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What an engine needs to run one sequence. `sampling.max_tokens` is set."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of tokens; `cached_tokens` is the part of the prompt a prefix cache saved."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenTimings:
+    """Seconds inside the decode worker: waiting (with the KV transfer), then the first step."""
+
+    queue_s: float
+    first_step_s: float
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one engine step added to one sequence.
+
+    The last delta of a sequence has `finish_reason` and `usage`; the first has `timings`.
+    Not frozen: one is made for each token, and freezing doubles its cost.
+    """
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: FirstTokenTimings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a sequence failed; the message is safe to show to a client."""
+
+    reason: ErrorReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two pools must share for KV blocks of one to mean anything to the other."""
+
+    model_revision: str
+    kv_dtype: str
+    block_size: int
+    layout: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NixlDescriptor:
+    """Where vLLM's NIXL connector (0.32) finds the blocks; see `NixlDescriptor` in kv.proto."""
+
+    engine_id: str
+    request_id: str
+    block_groups: tuple[tuple[int, ...], ...]
+    host: str
+    port: int
+    tensor_parallel: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimDescriptor:
+    """A simulated hand-off of `num_bytes` bytes."""
+
+    num_bytes: int
+
+
+KvDescriptor = NixlDescriptor | SimDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandle:
+    """A claim, good once, on the KV blocks of one prompt; see `KvHandle` in kv.proto.
+
+    `lease_expiry` is in seconds since the Unix epoch: it crosses machines.
+    """
+
+    handle_id: str
+    worker_id: str
+    epoch: str
+    fingerprint: Fingerprint
+    digest: bytes
+    num_tokens: int
+    lease_expiry: float
+    descriptor: KvDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """A prompt that was read, and the claim on its blocks; times in seconds."""
+
+    handle: KvHandle
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Who a worker is; constant for the life of its process."""
+
+    worker_id: str
+    epoch: str
+    roles: frozenset[Role]
+    model: str
+    fingerprint: Fingerprint
+    engine: str
+    context_length: int
+    kv_capacity_tokens: int
+    transports: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a worker is; see `WatchLoadResponse` in worker.proto."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    open_leases: int = 0
+    reserved_tokens: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which way a request went: `mode` is never AUTO; `reason` is in words."""
+
+    mode: Mode
+    reason: str
+    arm: str = ""
