@@ -43,7 +43,7 @@ _MODE_TO_PROTO = {
     Mode.DISAGGREGATED: generation_pb2.MODE_DISAGGREGATED,
     Mode.AUTO: generation_pb2.MODE_AUTO,
 }
-_MODE_FROM_PROTO = {number: mode for mode, number in _MODE_TO_PROTO.items()}
+_MODE_FROM_PROTO: dict[int, Mode] = {number: mode for mode, number in _MODE_TO_PROTO.items()}
 _FINISH_TO_PROTO = {
     None: generation_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -74,7 +74,7 @@ def seconds(message: Duration) -> float:
     return message.seconds + message.nanos / 1e9
 
 
-def mode_to_proto(mode: Mode) -> ModeProto:
+def mode_to_proto(mode: Mode) -> ModeProto.ValueType:
     return _MODE_TO_PROTO[mode]
 
 
@@ -90,12 +90,12 @@ def mode_from_proto(number: int) -> Mode | None:
         ) from None
 
 
-def finish_to_proto(reason: FinishReason | None) -> FinishReasonProto:
+def finish_to_proto(reason: FinishReason | None) -> FinishReasonProto.ValueType:
     return _FINISH_TO_PROTO[reason]
 
 
-def reason_to_proto(reason: ErrorReason) -> ErrorReasonProto:
-    return ErrorReasonProto(reason.value.number)
+def reason_to_proto(reason: ErrorReason) -> ErrorReasonProto.ValueType:
+    return ErrorReasonProto.ValueType(reason.value.number)
 
 
 def reason_from_proto(number: int) -> ErrorReason:
@@ -124,7 +124,9 @@ def sampling_to_proto(params: SamplingParams) -> generation_pb2.SamplingParams:
 def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParams:
     """Takes the dataclass's defaults for what is not set."""
     optional = {
-        name: getattr(message, name) for name in _OPTIONAL_SAMPLING if message.HasField(name)
+        name: getattr(message, name)
+        for name in _OPTIONAL_SAMPLING
+        if message.HasField(name)  # type: ignore[arg-type]  # the stub lists the names one by one
     }
     return SamplingParams(
         stop=tuple(message.stop),
