@@ -54,13 +54,17 @@ class ModelConfig(_Section):
     """One served model: its name to clients, its files, and how its requests are routed."""
 
     name: str = "smollm2-135m-instruct"
-    path: str | None = Field(None, description="folder of the model; the tokenizer is read from it")
+    path: str | None = Field(
+        default=None, description="folder of the model; the tokenizer is read from it"
+    )
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = Field(
-        512, ge=1, description="auto: uncached prompt tokens from which the prefill pool is used"
+        default=512,
+        ge=1,
+        description="auto: uncached prompt tokens from which the prefill pool is used",
     )
     fallback: Fallback = Fallback.COLOCATE
-    mode_override: bool = Field(True, description="whether a request may ask for a mode")
+    mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
 
 
 class Arm(_Section):
@@ -68,7 +72,7 @@ class Arm(_Section):
 
     name: str
     mode: Mode
-    weight: float = Field(1.0, ge=0)
+    weight: float = Field(default=1.0, ge=0)
 
 
 class Experiment(_Section):
@@ -91,14 +95,18 @@ class Experiment(_Section):
 class GatewayConfig(_Section):
     """Who may call, how often, and how much at once."""
 
-    keys_file: Path | None = Field(None, description="file of hashed API keys; none: open")
+    keys_file: Path | None = Field(default=None, description="file of hashed API keys; none: open")
     allow_anonymous: bool = Field(
-        False, description="serve beyond loopback without keys; the network must be trusted"
+        default=False, description="serve beyond loopback without keys; the network must be trusted"
     )
-    rate: str | None = Field(None, description="requests for each key, for example '600/minute'")
-    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
-    max_running: int = Field(512, ge=1, description="requests at work at once, per model")
-    max_queued: int = Field(1024, ge=0, description="requests waiting for a place, per model")
+    rate: str | None = Field(
+        default=None, description="requests for each key, for example '600/minute'"
+    )
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    max_running: int = Field(default=512, ge=1, description="requests at work at once, per model")
+    max_queued: int = Field(
+        default=1024, ge=0, description="requests waiting for a place, per model"
+    )
 
 
 class FleetConfig(_Section):
@@ -117,11 +125,15 @@ class CoordinatorConfig(_Section):
 
     http: Listen = Listen(port=8000)
     grpc: Listen = Listen(port=50051)
-    workers: tuple[str, ...] = Field((), description="gRPC addresses of the workers, host:port")
-    models: tuple[ModelConfig, ...] = Field((ModelConfig(),), min_length=1)
+    workers: tuple[str, ...] = Field(
+        default=(), description="gRPC addresses of the workers, host:port"
+    )
+    models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(),), min_length=1)
     experiments: tuple[Experiment, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
-    drain_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running requests")
+    drain_s: float = Field(
+        default=30.0, ge=0, description="how long SIGTERM waits for running requests"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> CoordinatorConfig:
@@ -141,33 +153,35 @@ class VllmConfig(_Section):
 
     dtype: str = "auto"
     quantization: str | None = None
-    max_model_len: int | None = Field(None, ge=1)
-    block_size: int | None = Field(None, ge=1, description="tokens a KV block")
-    chunk_tokens: int = Field(256, ge=16, description="prompt tokens read in one step")
-    max_num_seqs: int = Field(64, ge=1)
-    tensor_parallel: int = Field(1, ge=1)
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    cpu_kv_cache_gib: float = Field(1.0, gt=0, description="KV cache of a worker on CPU")
-    cpu_cores: str | None = Field(None, description="cores of a worker on CPU, for example '0-3'")
+    max_model_len: int | None = Field(default=None, ge=1)
+    block_size: int | None = Field(default=None, ge=1, description="tokens a KV block")
+    chunk_tokens: int = Field(default=256, ge=16, description="prompt tokens read in one step")
+    max_num_seqs: int = Field(default=64, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    cpu_kv_cache_gib: float = Field(default=1.0, gt=0, description="KV cache of a worker on CPU")
+    cpu_cores: str | None = Field(
+        default=None, description="cores of a worker on CPU, for example '0-3'"
+    )
     enforce_eager: bool = True
     transport: Literal["nixl", "none"] = "nixl"
     side_channel: Listen = Listen()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
-    extra_args: dict[str, Any] = Field({}, description="further arguments of vLLM's engine")
+    extra_args: dict[str, Any] = Field(default={}, description="further arguments of vLLM's engine")
 
 
 class SimConfig(_Section):
     """The simulated engine: how long its steps take, in seconds."""
 
-    prefill_token_s: float = Field(0.0002, ge=0)
-    decode_step_s: float = Field(0.02, ge=0)
-    decode_sequence_s: float = Field(0.0, ge=0, description="added to a step per sequence")
-    transfer_token_s: float = Field(0.000002, ge=0)
-    kv_bytes_per_token: int = Field(23_040, ge=1)
-    kv_capacity_tokens: int = Field(262_144, ge=1)
-    context_length: int = Field(8_192, ge=1)
-    chunk_tokens: int = Field(256, ge=1)
-    max_num_seqs: int = Field(256, ge=1)
+    prefill_token_s: float = Field(default=0.0002, ge=0)
+    decode_step_s: float = Field(default=0.02, ge=0)
+    decode_sequence_s: float = Field(default=0.0, ge=0, description="added to a step per sequence")
+    transfer_token_s: float = Field(default=0.000002, ge=0)
+    kv_bytes_per_token: int = Field(default=23_040, ge=1)
+    kv_capacity_tokens: int = Field(default=262_144, ge=1)
+    context_length: int = Field(default=8_192, ge=1)
+    chunk_tokens: int = Field(default=256, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
 
 
 class WorkerConfig(_Section):
@@ -179,8 +193,10 @@ class WorkerConfig(_Section):
     engine: Literal["vllm", "sim"] = "vllm"
     grpc: Listen = Listen()
     metrics: Listen = Listen()
-    lease_s: float = Field(30.0, gt=0, description="how long exported KV is held unfetched")
-    drain_s: float = Field(30.0, ge=0, description="how long SIGTERM waits for running work")
+    lease_s: float = Field(default=30.0, gt=0, description="how long exported KV is held unfetched")
+    drain_s: float = Field(
+        default=30.0, ge=0, description="how long SIGTERM waits for running work"
+    )
     vllm: VllmConfig = VllmConfig()
     sim: SimConfig = SimConfig()
 
@@ -188,7 +204,7 @@ class WorkerConfig(_Section):
 class LogConfig(_Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     format: Literal["auto", "console", "json"] = Field(
-        "auto", description="auto: console on a terminal, else JSON lines"
+        default="auto", description="auto: console on a terminal, else JSON lines"
     )
 
 

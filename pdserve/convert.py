@@ -138,9 +138,7 @@ def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParam
 
 
 _OPTIONAL_SAMPLING = tuple(
-    field.name
-    for field in generation_pb2.SamplingParams.DESCRIPTOR.fields
-    if field.has_presence
+    field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields if field.has_presence
 )
 
 
@@ -157,9 +155,7 @@ def usage_from_proto(message: generation_pb2.Usage) -> Usage:
 
 
 def route_to_proto(route: Route) -> generation_pb2.Route:
-    return generation_pb2.Route(
-        mode=_MODE_TO_PROTO[route.mode], reason=route.reason, arm=route.arm
-    )
+    return generation_pb2.Route(mode=_MODE_TO_PROTO[route.mode], reason=route.reason, arm=route.arm)
 
 
 def fingerprint_to_proto(value: Fingerprint) -> kv_pb2.Fingerprint:
