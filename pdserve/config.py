@@ -57,6 +57,9 @@ class ModelConfig(_Section):
     path: str | None = Field(
         default=None, description="folder of the model; the tokenizer is read from it"
     )
+    tokenizer: Literal["model", "bytes"] = Field(
+        default="model", description="'bytes' needs no folder; for simulated workers"
+    )
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = Field(
         default=512,

@@ -68,6 +68,11 @@ class ErrorReason(Enum):
         """The reason as metrics, logs and OpenAI's `code` spell it: lower case."""
         return self.name.lower()
 
+    @property
+    def touched_no_worker(self) -> bool:
+        """Whether the request was refused before any worker saw it."""
+        return self.value.number < 20
+
 
 REASON_BY_NUMBER = {reason.value.number: reason for reason in ErrorReason}
 

@@ -1,0 +1,30 @@
+"""The pdserve command. Verbs import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import typer
+
+from cli import chat, config, keys, model, service, status, up, version
+from cli.failure import OneLineErrors
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    help="Serves language models from prefill and decode workers over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("chat")(chat.chat)
+app.command("status")(status.status)
+app.command("config")(config.config)
+app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
+app.command("coordinator")(service.coordinator)
+app.command("prefill")(service.prefill)
+app.command("decode")(service.decode)
+app.command("worker")(service.worker)
+app.command("version")(version.version)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,63 @@
+"""Options that several verbs share, and how flags become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class EngineName(StrEnum):
+    VLLM = "vllm"
+    SIM = "sim"
+
+
+class TransportName(StrEnum):
+    NIXL = "nixl"
+    NONE = "none"
+
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="YAML file of settings.")
+]
+Url = Annotated[str, typer.Option(envvar="PDSERVE_URL", help="Where the coordinator listens.")]
+Key = Annotated[
+    str | None, typer.Option("--key", envvar="PDSERVE_KEY", help="API key, where keys are used.")
+]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|PATH", help="The default model's name, or a model's folder."),
+]
+Engine = Annotated[
+    EngineName | None, typer.Option(help="vllm runs a model; sim only takes its time.")
+]
+KvCache = Annotated[
+    float | None,
+    typer.Option("--kv-cache-gib", min=0.01, help="KV cache of a worker on CPU, in GiB."),
+]
+KeysFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="API keys; without, everybody may call.")
+]
+Parent = Annotated[
+    int | None, typer.Option(hidden=True, help="Process id to die with, if it is the parent.")
+]
+
+
+def nest(flags: Iterable[tuple[str, object]]) -> dict[str, Any]:
+    """Flags as `pdserve.config.load` takes them, from dotted names; None is not given."""
+    nested: dict[str, Any] = {}
+    for name, value in flags:
+        if value is None:
+            continue
+        *sections, field = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[field] = value
+    return nested

@@ -1,0 +1,222 @@
+"""What `pdserve up` tells its user, as prose or as one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from cli.child import Ending, Message
+
+STILL_S = 10.0
+"""A step that goes on is mentioned again after that long."""
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where a running system is reached; `metrics` maps a process to its URL."""
+
+    http: str
+    grpc: str
+    metrics: dict[str, str]
+    model: str
+    needs_key: bool
+    log_dir: Path
+
+
+@dataclass
+class Step:
+    """Something that the user waits for."""
+
+    text: str
+    began: float
+    said: float
+    detail: str = ""
+
+
+class Reporter:
+    """Keeps the steps; a subclass shows them. Also the observer of the supervisor."""
+
+    def __init__(
+        self, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._verbose = verbose
+        self._clock = clock
+        self._steps: dict[str, Step] = {}
+
+    def step(self, name: str, text: str) -> None:
+        now = self._clock()
+        self._steps[name] = Step(text, now, now)
+        self.show_step(name, self._steps[name])
+
+    def done(self, name: str, text: str) -> None:
+        step = self._steps.pop(name)
+        self.show_done(name, text, self._clock() - step.began)
+
+    def tick(self) -> None:
+        """To be called every second or so."""
+        now = self._clock()
+        for name, step in self._steps.items():
+            if now - step.said >= STILL_S:
+                step.said = now
+                self.show_still(name, step, now - step.began)
+
+    def message(self, name: str, message: Message) -> None:
+        detail = message.get("detail")
+        if isinstance(detail, str) and name in self._steps:
+            self._steps[name].detail = detail
+
+    def line(self, name: str, line: str) -> None:
+        if self._verbose:
+            self.show_line(name, line)
+
+    def failed(self) -> None:
+        """Nothing is waited for any more."""
+        self._steps.clear()
+
+    def show_step(self, name: str, step: Step) -> None:
+        raise NotImplementedError
+
+    def show_still(self, name: str, step: Step, seconds: float) -> None:
+        raise NotImplementedError
+
+    def show_done(self, name: str, text: str, seconds: float) -> None:
+        raise NotImplementedError
+
+    def show_line(self, name: str, line: str) -> None:
+        print(f"{name} | {line}", file=sys.stderr, flush=True)
+
+    def ready(self, endpoints: Endpoints) -> None:
+        raise NotImplementedError
+
+    def died(self, ending: Ending, restart_in_s: float | None) -> None:
+        raise NotImplementedError
+
+    def restarted(self, name: str) -> None:
+        raise NotImplementedError
+
+    def killed(self, name: str, after_s: float) -> None:
+        raise NotImplementedError
+
+    def stopped(self) -> None:
+        raise NotImplementedError
+
+
+class PlainReporter(Reporter):
+    """Prose, a line for each thing that happens."""
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show_step(self, name: str, step: Step) -> None:
+        self.say(f"{step.text} ...")
+
+    def show_still(self, name: str, step: Step, seconds: float) -> None:
+        self.say(f"{step.text} ... {seconds:.0f} s{step.detail and f': {step.detail}'}")
+
+    def show_done(self, name: str, text: str, seconds: float) -> None:
+        self.say(f"{text} ({seconds:.1f} s)")
+
+    def ready(self, endpoints: Endpoints) -> None:
+        self.say(welcome(endpoints))
+
+    def died(self, ending: Ending, restart_in_s: float | None) -> None:
+        self.say(f"{ending.name} {ending.how}")
+        for line in ending.reason:
+            self.say(f"  {line}")
+        if restart_in_s is not None:
+            self.say(f"{ending.name} is started again in {restart_in_s:g} s")
+
+    def restarted(self, name: str) -> None:
+        self.say(f"{name} is ready again")
+
+    def killed(self, name: str, after_s: float) -> None:
+        self.say(f"{name} did not stop within {after_s:g} s and was killed")
+
+    def stopped(self) -> None:
+        self.say("stopped")
+
+
+class JsonReporter(Reporter):
+    """Events for programs: step, ready, died, restarted, killed, stopped."""
+
+    def __init__(self, *, verbose: bool = False, out: TextIO | None = None) -> None:
+        super().__init__(verbose=verbose)
+        self._out = out or sys.stdout
+
+    def _event(self, event: str, **fields: Any) -> None:
+        print(json.dumps({"event": event, **fields}), file=self._out, flush=True)
+
+    def _step(self, name: str, state: str, detail: str, seconds: float) -> None:
+        self._event("step", name=name, state=state, detail=detail, seconds=round(seconds, 3))
+
+    def show_step(self, name: str, step: Step) -> None:
+        self._step(name, "started", step.text, 0.0)
+
+    def show_still(self, name: str, step: Step, seconds: float) -> None:
+        self._step(name, "running", step.detail or step.text, seconds)
+
+    def show_done(self, name: str, text: str, seconds: float) -> None:
+        self._step(name, "done", text, seconds)
+
+    def ready(self, endpoints: Endpoints) -> None:
+        self._event("ready", **asdict(endpoints) | {"log_dir": str(endpoints.log_dir)})
+
+    def died(self, ending: Ending, restart_in_s: float | None) -> None:
+        self._event(
+            "died",
+            name=ending.name,
+            how=ending.how,
+            detail="\n".join(ending.reason),
+            restart_in_s=restart_in_s,
+        )
+
+    def restarted(self, name: str) -> None:
+        self._event("restarted", name=name)
+
+    def killed(self, name: str, after_s: float) -> None:
+        self._event("killed", name=name, after_s=after_s)
+
+    def stopped(self) -> None:
+        self._event("stopped")
+
+
+def welcome(endpoints: Endpoints) -> str:
+    """How to use the running system, to be read by a newcomer and pasted into a shell."""
+    http, model = endpoints.http, endpoints.model
+    question = f'"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
+    curl_key = ' -H "authorization: Bearer $PDSERVE_KEY"' if endpoints.needs_key else ""
+    sdk_key = 'os.environ["PDSERVE_KEY"]' if endpoints.needs_key else '"none"'
+    metrics = "\n".join(f"    {name}: {url}" for name, url in endpoints.metrics.items())
+    return f"""
+pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
+
+  curl:
+    curl {http}/v1/chat/completions{curl_key} -H 'content-type: application/json' \\
+      -d '{{{question}}}'
+
+  Python:
+    {"import os; " if endpoints.needs_key else ""}from openai import OpenAI
+    client = OpenAI(base_url="{http}/v1", api_key={sdk_key})
+    answer = client.chat.completions.create(
+        model="{model}", messages=[{{"role": "user", "content": "{_QUESTION}"}}]
+    )
+    print(answer.choices[0].message.content)
+
+  gRPC:
+    grpcurl -plaintext{curl_key} -d '{{{question}}}' \\
+      {endpoints.grpc} pdserve.v1.InferenceService/Chat
+
+  In another terminal: pdserve chat --url {http}, pdserve status --url {http}
+  Metrics:
+{metrics}
+  Logs: {endpoints.log_dir}
+
+Ctrl-C stops everything."""
+
+
+_QUESTION = "What is the capital of France?"

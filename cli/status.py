@@ -1,0 +1,116 @@
+"""`pdserve status`"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.options import DEFAULT_URL, Key, Url
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_REFRESH_S = 1.0
+_STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red"}
+
+
+def status(
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    once: Annotated[bool, typer.Option("--once", help="Prints it once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The fleet as JSON, once.")] = False,
+) -> None:
+    """Shows the workers, the routes and what they are doing, live."""
+    import time
+
+    from cli.http import connect, get_json
+
+    with connect(url, key) as client:
+        fleet = get_json(client, "/fleet")
+        if as_json:
+            print(json.dumps(fleet, indent=2))
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console()
+        if once or not sys.stdout.isatty():
+            console.print(picture(fleet))
+            return
+        with Live(picture(fleet), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(_REFRESH_S)
+                live.update(picture(get_json(client, "/fleet")), refresh=True)
+
+
+def picture(fleet: dict[str, Any]) -> Group:
+    """The fleet as tables."""
+    from rich.console import Group
+    from rich.text import Text
+
+    ready = Text("ready", "bold green") if fleet["ready"] else Text("not ready", "bold yellow")
+    return Group(ready, _workers(fleet), _routes(fleet), _pairs(fleet))
+
+
+def _workers(fleet: dict[str, Any]) -> Table:
+    table = _table("worker", "roles", "state", "epoch", "model")
+    for name in ("running", "waiting", "KV", "leases", "reserved"):
+        table.add_column(name, justify="right")
+    for worker in fleet["workers"]:
+        table.add_row(
+            worker["id"] or "?",
+            ", ".join(worker["roles"]),
+            _state(worker["state"], worker["detail"]),
+            worker["epoch"][:8],
+            worker["model"],
+            str(worker["running"]),
+            str(worker["waiting"]),
+            f"{worker['kv_usage']:.0%}",
+            str(worker["open_leases"]),
+            str(worker["reserved_tokens"]),
+        )
+    return table
+
+
+def _routes(fleet: dict[str, Any]) -> Table:
+    table = _table("model", "route", "state")
+    table.add_column("running", justify="right")
+    table.add_column("queued", justify="right")
+    for model, routes in fleet["routes"].items():
+        requests = fleet["requests"].get(model, {"running": 0, "queued": 0})
+        counts = [str(requests["running"]), str(requests["queued"])]
+        for route, at in routes.items():
+            state = _state("ready" if at["ready"] else "not ready", at["detail"])
+            table.add_row(model, route, state, *counts)
+            counts = []  # of the model, so they are shown once
+            model = ""
+    return table
+
+
+def _pairs(fleet: dict[str, Any]) -> Table:
+    table = _table("prefill", "decode", "hand-over")
+    for pair in fleet["pairs"]:
+        state = _state("proven" if pair["proven"] else "refused", pair["detail"])
+        table.add_row(pair["prefill"], pair["decode"], state)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _state(state: str, detail: str) -> str:
+    from rich.markup import escape
+
+    style = _STATE_STYLE.get(state, "green" if state == "proven" else "yellow")
+    return f"[{style}]{state}[/]{detail and f' [dim]{escape(detail)}[/]'}"

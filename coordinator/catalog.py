@@ -1,0 +1,53 @@
+"""The models that are served: configuration, tokenizer and routing policy, looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
+from coordinator.prompts import Encoder
+from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.types import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`context_length` in tokens, prompt and answer together; workers may serve less."""
+
+    config: ModelConfig
+    policy: ModelPolicy
+    encoder: Encoder
+    context_length: int
+
+    @property
+    def may_disaggregate(self) -> bool:
+        """Whether the configuration lets any request take the disaggregated route."""
+        modes = {arm.mode for arm in self.policy.arms} | {self.policy.mode}
+        return self.config.mode_override or modes != {Mode.COLOCATED}
+
+
+def build(config: CoordinatorConfig, encoders: Mapping[str, Encoder]) -> dict[str, ServedModel]:
+    """`encoders` by model name."""
+    return {
+        model.name: ServedModel(
+            config=model,
+            policy=_policy(model, config),
+            encoder=encoders[model.name],
+            context_length=encoders[model.name].context_length,
+        )
+        for model in config.models
+    }
+
+
+def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
+    policy = ModelPolicy(
+        mode=model.mode, min_prefill_tokens=model.min_prefill_tokens, fallback=model.fallback
+    )
+    for experiment in config.experiments:
+        if experiment.model == model.name:
+            arms = tuple(ArmPolicy(arm.name, arm.mode, arm.weight) for arm in experiment.arms)
+            return replace(
+                policy, experiment=experiment.name, sticky=experiment.key, arms=arms
+            )
+    return policy

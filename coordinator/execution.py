@@ -1,0 +1,140 @@
+"""One plan, carried out for one request, up to its first token; and what it then holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.fleet import Fleet, Worker
+from coordinator.lifecycle import Event
+from coordinator.policy.prefix import chain
+from coordinator.policy.snapshot import Plan
+from coordinator.record import RequestRecord
+from coordinator.sequence import Sequence
+from coordinator.worker_client import Session
+from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult
+
+
+class Execution:
+    """Owns a sequence on a decode worker and, for a while, a lease on a prefill worker.
+
+    `release` gives back both and may be called at any time, more than once.
+    """
+
+    def __init__(self, fleet: Fleet, plan: Plan, request: EngineRequest) -> None:
+        self.plan = plan
+        self._fleet = fleet
+        self._request = request
+        self._decode: Worker | None = None
+        self._session: Session | None = None
+        self._sequence: Sequence | None = None
+        self._prefilled: PrefillResult | None = None
+        self._lease: tuple[Worker, KvHandle] | None = None
+
+    async def begin(self, record: RequestRecord) -> Delta:
+        """Runs the plan until the first delta, telling `record` each phase.
+
+        Raises PrefillError or DecodeError by the side that failed.
+        """
+        decode = self._decode = self._claim(self.plan.decode)
+        session = self._session = decode.session
+        if session is None:
+            raise DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
+        sequence = self._sequence = session.open()
+        handle = None
+        if self.plan.prefill is not None:
+            handle = (await self._hand_over(session, sequence, record)).handle
+        record.apply(Event.START)
+        with _Reading(decode, 0 if handle else len(self._request.token_ids)):
+            session.start(sequence, self._request, handle)
+            first = await sequence.next()
+        record.apply(Event.FIRST_TOKEN)
+        if first.timings is not None:
+            record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
+        self._end_lease()
+        self._remember_prefix(decode)
+        return self._with_true_usage(first)
+
+    async def next(self) -> Delta:
+        """The next delta after the first. Raises DecodeError when the worker is lost."""
+        assert self._sequence is not None
+        delta = await self._sequence.next()
+        return delta if delta.usage is None else self._with_true_usage(delta)
+
+    def fail(self, cause: DecodeError) -> None:
+        """Makes the pending and every later `next` raise `cause`."""
+        if self._sequence is not None:
+            self._sequence.fail(cause)
+
+    def release(self) -> None:
+        """Drops the sequence, if it still runs, and ends the lease, if it is still open."""
+        self._end_lease()
+        if self._session is not None and self._sequence is not None:
+            self._session.abort(self._sequence)
+            self._session = None
+        if self._decode is not None:
+            self._decode.outstanding_sequences -= 1
+            self._decode = None
+
+    def _claim(self, worker_id: str) -> Worker:
+        worker = self._fleet.by_id(worker_id)
+        if worker is None:
+            raise DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
+        worker.outstanding_sequences += 1
+        return worker
+
+    async def _hand_over(
+        self, session: Session, sequence: Sequence, record: RequestRecord
+    ) -> PrefillResult:
+        """Room on the decode side first, then the prefill: no prefill is wasted on a full pool."""
+        request = self._request
+        record.apply(Event.RESERVE)
+        assert request.sampling.max_tokens is not None
+        session.reserve(sequence, len(request.token_ids) + request.sampling.max_tokens)
+        await sequence.reserved()
+        record.phase("reserve")
+        record.apply(Event.PREFILL)
+        assert self.plan.prefill is not None
+        worker = self._fleet.by_id(self.plan.prefill)
+        if worker is None:
+            raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
+        with _Reading(worker, len(request.token_ids)):
+            result = await worker.client.prefill(request)
+        self._prefilled = result
+        self._lease = (worker, result.handle)
+        record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
+        assert worker.info is not None
+        if result.handle.epoch != worker.info.epoch:
+            raise PrefillError(
+                ErrorReason.KV_INCOMPATIBLE, "the prefill worker was restarted meanwhile"
+            )
+        return result
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            worker, handle = self._lease
+            self._lease = None
+            self._fleet.release_kv(worker, handle.handle_id)
+
+    def _remember_prefix(self, decode: Worker) -> None:
+        decode.prefixes.add(chain(self._request.token_ids, self._request.cache_salt))
+
+    def _with_true_usage(self, delta: Delta) -> Delta:
+        """A handed-over prompt was read by the prefill worker: its cache hits are the true ones."""
+        if delta.usage is not None and self._prefilled is not None:
+            delta.usage = replace(delta.usage, cached_tokens=self._prefilled.cached_tokens)
+        return delta
+
+
+class _Reading:
+    """Counts prompt tokens as outstanding on a worker while they are being read."""
+
+    def __init__(self, worker: Worker, num_tokens: int) -> None:
+        self._worker = worker
+        self._num_tokens = num_tokens
+
+    def __enter__(self) -> None:
+        self._worker.outstanding_tokens += self._num_tokens
+
+    def __exit__(self, *exc: object) -> None:
+        self._worker.outstanding_tokens -= self._num_tokens

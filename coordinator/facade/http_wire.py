@@ -1,0 +1,80 @@
+"""The HTTP side of a request: its body, bounded, and whether its client is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from pdserve.errors import ErrorReason, PdserveError, RejectedError
+
+
+async def read_json_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
+    """The body. Raises RejectedError for one that is no JSON by its header, or too large;
+    no more than `max_bytes` are ever held."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT, "the body must be JSON, content-type: application/json"
+        )
+    announced = headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _client_left()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+class WhileConnected:
+    """Ends the body of its `async with` when the client leaves, by PdserveError CANCELLED.
+
+    To be entered once the request's body is read, and left before the response is complete.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._watcher.cancel()
+        if self._left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise _client_left() from None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._task.cancel()
+
+
+def _too_large(max_bytes: int) -> RejectedError:
+    return RejectedError(
+        ErrorReason.BODY_TOO_LARGE, f"the body is larger than the limit of {max_bytes} bytes"
+    )
+
+
+def _client_left() -> PdserveError:
+    return PdserveError(ErrorReason.CANCELLED, "the client left")

@@ -1,0 +1,126 @@
+"""What both façades do with a request between parsing it and having its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Mapping
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from coordinator.catalog import ServedModel
+from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
+from coordinator.facade.validate import Limits, ParamNames, validate
+from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.keys import Caller
+from coordinator.record import RequestRecord
+from pdserve.errors import ErrorReason, PdserveError, RejectedError
+from pdserve.types import GenerateSpec
+
+log = structlog.get_logger("facade")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TRACE_CONTEXT = TraceContextTextMapPropagator()
+_TRACE_IDS = RandomIdGenerator()
+
+
+class Intake:
+    """The one way from a façade into the coordinator."""
+
+    def __init__(self, dispatcher: Dispatch, gateway: Gateway, observer: EndObserver) -> None:
+        self._dispatcher = dispatcher
+        self._gateway = gateway
+        self._observer = observer
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        return self._dispatcher.models
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._gateway.max_body_bytes
+
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Raises RejectedError UNAUTHENTICATED."""
+        return self._gateway.authenticate(authorization)
+
+    def model(self, name: str) -> ServedModel:
+        """Raises RejectedError MODEL_NOT_FOUND."""
+        try:
+            return self.models[name]
+        except KeyError:
+            raise RejectedError(
+                ErrorReason.MODEL_NOT_FOUND, "no such model is served here", param="model"
+            ) from None
+
+    async def open(
+        self, spec: GenerateSpec, caller: Caller, record: RequestRecord, names: ParamNames
+    ) -> TokenStream:
+        """Checks the request and returns its answer once it has begun; the caller closes it.
+
+        Raises PdserveError.
+        """
+        model = self.model(spec.model)
+        record.model = spec.model
+        limits = Limits(model.context_length, model.encoder.vocab_size)
+        validate(spec, limits, names)
+        if spec.mode is not None and not (caller.may_choose_mode and model.config.mode_override):
+            raise RejectedError(
+                ErrorReason.PERMISSION_DENIED,
+                "this key or model does not let a request choose its mode",
+                param=names.get("mode", "mode"),
+            )
+        return await self._dispatcher.open(spec, caller, record)
+
+    def failed(self, record: RequestRecord, error: BaseException) -> PdserveError:
+        """Reports the end of a request, unless that was done, and returns what to tell."""
+        told = told_error(error)
+        self._observer.done(record, told)
+        return told
+
+
+def begin(
+    surface: str, operation: str, request_id: str, traceparent: str | None
+) -> RequestRecord:
+    """The record of a request that arrives now."""
+    return RequestRecord(
+        request_id=request_id,
+        surface=surface,
+        operation=operation,
+        stream=False,
+        trace_id=_trace_id(traceparent),
+        received=time.monotonic(),
+    )
+
+
+def request_id_from(asked: str | None) -> str:
+    """The client's own id where it is harmless in logs and headers, else a fresh one."""
+    if asked is not None and _REQUEST_ID.fullmatch(asked):
+        return asked
+    return uuid.uuid4().hex
+
+
+def told_error(error: BaseException) -> PdserveError:
+    """What a client is told: a fault of ours goes to the log, and nothing of it to the client."""
+    if isinstance(error, PdserveError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return PdserveError(ErrorReason.CANCELLED, "the request was cancelled")
+    log.error("request failed unexpectedly", exc_info=error)
+    return PdserveError(ErrorReason.INTERNAL, "internal error")
+
+
+def _trace_id(traceparent: str | None) -> str:
+    """32 hex digits: those of a W3C `traceparent`, else random ones."""
+    if traceparent is not None:
+        context = _TRACE_CONTEXT.extract({"traceparent": traceparent}, context=Context())
+        span = trace.get_current_span(context).get_span_context()
+        if span.is_valid:
+            return trace.format_trace_id(span.trace_id)
+    return trace.format_trace_id(_TRACE_IDS.generate_trace_id())

@@ -1,0 +1,60 @@
+"""What a façade needs of the rest of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from coordinator.catalog import ServedModel
+from coordinator.gateway.keys import Caller
+from coordinator.record import RequestRecord
+from pdserve.errors import PdserveError
+from pdserve.types import Delta, GenerateSpec, Route
+
+
+class TokenStream(Protocol):
+    """One answer. Iteration raises PdserveError, or ends after the delta with a finish reason."""
+
+    @property
+    def route(self) -> Route: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def aclose(self) -> None:
+        """Gives back all that the request holds and reports its end. Idempotent."""
+
+
+class Dispatch(Protocol):
+    """Carries requests out."""
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]: ...
+
+    async def open(self, spec: GenerateSpec, caller: Caller, record: RequestRecord) -> TokenStream:
+        """Returns with the first delta there; whoever gets the stream closes it.
+
+        Raises PdserveError, having reported the end itself.
+        """
+
+
+class EndObserver(Protocol):
+    """Is told how requests ended."""
+
+    def done(self, record: RequestRecord, error: PdserveError | None) -> None:
+        """Only the first call for a record counts."""
+
+
+class Ops(Protocol):
+    """What operators ask."""
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Whether requests can be served, and the state of each route, as JSON."""
+
+    def fleet(self) -> dict[str, Any]:
+        """Workers, routes and queues, as JSON."""
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""

@@ -1,0 +1,45 @@
+"""OpenAI fields that are known here and cannot be honoured yet: refused, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+from pdserve.errors import ErrorReason, RejectedError
+
+
+def _is_falsy(value: Any) -> bool:
+    return not value
+
+
+def _is_one(value: Any) -> bool:
+    return value is None or value == 1
+
+
+# Field, and whether a value asks for nothing that is missing here.
+_NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
+    ("n", _is_one),
+    ("best_of", _is_one),
+    # Not merely falsy: for a completion 0 asks for the log probability of each token.
+    ("logprobs", lambda value: value is None or value is False),
+    ("top_logprobs", _is_falsy),
+    ("tools", _is_falsy),
+    ("tool_choice", lambda value: value in (None, "none", "auto")),
+    ("response_format", lambda value: value in (None, {"type": "text"})),
+    ("echo", _is_falsy),
+    ("suffix", _is_falsy),
+    ("logit_bias", _is_falsy),
+)
+
+
+def refuse_unsupported(body: BaseModel) -> None:
+    """Raises RejectedError INVALID_ARGUMENT for the first field that cannot be honoured."""
+    for field, is_neutral in _NEUTRAL:
+        if not is_neutral(getattr(body, field, None)):
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"{field}: this value is not supported yet",
+                param=field,
+            )

@@ -1,0 +1,109 @@
+"""The ranges of a request, checked once, for both façades, on the parsed spec."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
+
+COMPLETION_MAX_TOKENS = 16
+"""Answer of a completion that names no `max_tokens`, as OpenAI and vLLM have it."""
+
+MAX_STOP = 16
+MAX_LABEL_CHARS = 256
+"""Longest session and cache salt."""
+
+ROLES = ("system", "user", "assistant")
+
+ParamNames = Mapping[str, str]
+"""How a façade calls the fields of `GenerateSpec` and `SamplingParams`, where not the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model allows: tokens of prompt and answer together, and ids below `vocab_size`."""
+
+    context_length: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    high: float
+    words: str
+    low_excluded: bool = False
+
+    def has(self, value: float) -> bool:
+        """False for NaN and, the bounds being finite, for infinities."""
+        return self.low <= value <= self.high and not (self.low_excluded and value == self.low)
+
+
+_PENALTY = _Range(-2, 2, "between -2 and 2")
+_RANGES = {
+    "temperature": _Range(0, 2, "between 0 and 2"),
+    "top_p": _Range(0, 1, "above 0 and at most 1", low_excluded=True),
+    "top_k": _Range(0, 2**31 - 1, "0 or a 31-bit number above it"),
+    "min_p": _Range(0, 1, "between 0 and 1"),
+    "seed": _Range(-(2**63), 2**63 - 1, "a 64-bit integer"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": _Range(0, sys.float_info.max, "above 0", low_excluded=True),
+}
+
+
+def validate(spec: GenerateSpec, limits: Limits, names: ParamNames) -> None:
+    """Raises RejectedError INVALID_ARGUMENT with the façade's own name of the field.
+
+    Whether prompt and answer fit the context together is known only after tokenisation
+    and not checked here.
+    """
+    check = _Checker(names)
+    _prompt(spec, check)
+    _sampling(spec.sampling, limits, check)
+    for field, label in (("session", spec.session), ("cache_salt", spec.cache_salt)):
+        check(field, len(label) <= MAX_LABEL_CHARS, f"at most {MAX_LABEL_CHARS} characters long")
+
+
+class _Checker:
+    def __init__(self, names: ParamNames) -> None:
+        self._names = names
+
+    def __call__(self, field: str, good: bool, words: str) -> None:
+        if not good:
+            param = self._names.get(field, field)
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT, f"{param} must be {words}", param=param
+            )
+
+
+def _prompt(spec: GenerateSpec, check: _Checker) -> None:
+    match spec.prompt:
+        case ChatPrompt(messages):
+            check("messages", bool(messages), "at least one message")
+            for index, (role, _) in enumerate(messages):
+                check(f"messages.{index}.role", role in ROLES, f"one of {', '.join(ROLES)}")
+        case TextPrompt(text):
+            check("prompt", bool(text), "a text that is not empty")
+        case TokenPrompt(token_ids):
+            check("prompt", bool(token_ids), "at least one token id")
+
+
+def _sampling(params: SamplingParams, limits: Limits, check: _Checker) -> None:
+    for field, allowed in _RANGES.items():
+        value = getattr(params, field)
+        check(field, value is None or allowed.has(value), allowed.words)
+    context = limits.context_length
+    max_tokens = context if params.max_tokens is None else params.max_tokens
+    check("max_tokens", 1 <= max_tokens <= context, f"between 1 and the context of {context}")
+    check("min_tokens", 0 <= params.min_tokens <= max_tokens, f"between 0 and {max_tokens}")
+    check("stop", len(params.stop) <= MAX_STOP, f"at most {MAX_STOP} texts")
+    check("stop", all(params.stop), "texts that are not empty")
+    check(
+        "stop_token_ids",
+        all(0 <= token_id < limits.vocab_size for token_id in params.stop_token_ids),
+        f"ids of the vocabulary, below {limits.vocab_size}",
+    )

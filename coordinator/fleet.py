@@ -1,0 +1,242 @@
+"""Who is alive, how loaded, and which pairs of workers are proven.
+
+A link per address keeps one worker's client, session and load up to date. Nothing here
+decides where a request goes: `snapshot` hands the facts to the policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import structlog
+
+from coordinator.policy.prefix import BLOCK_TOKENS, PrefixIndex
+from coordinator.policy.snapshot import Snapshot, WorkerView
+from coordinator.worker_client import Session, WorkerClient
+from pdserve.errors import ErrorReason, PdserveError
+from pdserve.types import Load, Role, WorkerInfo
+
+log = structlog.get_logger("fleet")
+
+RECONNECT_S = 0.25
+"""Pause between attempts to reach a worker that is away."""
+
+
+class WorkerState(StrEnum):
+    CONNECTING = "connecting"
+    UNPROVEN = "unproven"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Worker:
+    """One address. `info` is None until the worker has been reached for the first time;
+    `tried` says that it was reached or found away once.
+
+    `proven` says that a colocated probe went through this very process; `outstanding_*`
+    count what this coordinator has given it.
+    """
+
+    client: WorkerClient
+    info: WorkerInfo | None = None
+    load: Load = field(default_factory=Load)
+    session: Session | None = None
+    tried: bool = False
+    connected: bool = False
+    proven: bool = False
+    detail: str = "not reached yet"
+    outstanding_sequences: int = 0
+    outstanding_tokens: int = 0
+    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(0))
+
+    def hosts(self, role: Role) -> bool:
+        return self.info is not None and role in self.info.roles
+
+    @property
+    def state(self) -> WorkerState:
+        if not self.connected:
+            return WorkerState.CONNECTING if self.info is None else WorkerState.LOST
+        if self.load.draining:
+            return WorkerState.DRAINING
+        if self.hosts(Role.DECODE) and not self.proven:
+            return WorkerState.UNPROVEN
+        return WorkerState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two worker processes, by (worker id, epoch): a restart makes another pair."""
+
+    prefill: tuple[str, str]
+    decode: tuple[str, str]
+
+
+class Fleet:
+    """All workers. `run` keeps them; everything else is called on the same event loop."""
+
+    def __init__(self, clients: dict[str, WorkerClient]) -> None:
+        """`clients` by address; the fleet owns and closes them."""
+        self._workers = {address: Worker(client) for address, client in clients.items()}
+        self._turn = 0
+        self._releases: set[asyncio.Task[None]] = set()
+        self.pairs: dict[Pair, str] = {}
+        """Why a pair may be used ("") or may not (words); a pair not in here is untried."""
+        self.changed = asyncio.Event()
+        """Set whenever a worker appeared, was lost or was restarted."""
+
+    async def run(self) -> None:
+        """Keeps every link until cancelled, then closes the clients."""
+        try:
+            async with asyncio.TaskGroup() as links:
+                for address, worker in self._workers.items():
+                    links.create_task(self._link(worker), name=f"link {address}")
+        finally:
+            await asyncio.gather(*self._releases, return_exceptions=True)
+            for worker in self._workers.values():
+                await worker.client.close()
+
+    def workers(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def by_id(self, worker_id: str) -> Worker | None:
+        """None for an id that no connected worker has."""
+        for worker in self._workers.values():
+            if worker.connected and worker.info is not None and worker.info.worker_id == worker_id:
+                return worker
+        return None
+
+    def context_length(self, model: str) -> int | None:
+        """The shortest context among the model's known workers; None while none is known."""
+        lengths = [
+            worker.info.context_length
+            for worker in self._workers.values()
+            if worker.info is not None and worker.info.model == model
+        ]
+        return min(lengths, default=None)
+
+    def snapshot(self, model: str) -> Snapshot:
+        """What may be given work now. Each call is one turn."""
+        self._turn += 1
+        ready = [
+            worker
+            for worker in self._workers.values()
+            if worker.info is not None
+            and worker.info.model == model
+            and worker.state is WorkerState.READY
+        ]
+        return Snapshot(
+            prefill=tuple(_view(worker) for worker in ready if worker.hosts(Role.PREFILL)),
+            decode=tuple(_view(worker) for worker in ready if worker.hosts(Role.DECODE)),
+            pairs=frozenset(
+                (pair.prefill[0], pair.decode[0])
+                for pair, refusal in self.pairs.items()
+                if not refusal
+            ),
+            turn=self._turn,
+        )
+
+    def cached_tokens(self, model: str, hashes: tuple[int, ...]) -> dict[str, int]:
+        """Prompt tokens that each decode worker of the model is believed to hold, by id."""
+        return {
+            worker.info.worker_id: worker.prefixes.cached_tokens(hashes)
+            for worker in self._workers.values()
+            if worker.info is not None
+            and worker.info.model == model
+            and worker.hosts(Role.DECODE)
+        }
+
+    def release_kv(self, worker: Worker, handle_id: str) -> None:
+        """Ends a lease, without waiting for it."""
+        task = asyncio.create_task(worker.client.release(handle_id), name=f"release {handle_id}")
+        self._releases.add(task)
+        task.add_done_callback(self._released)
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a lease could not be ended", task=task.get_name(), exc_info=error)
+
+    async def _link(self, worker: Worker) -> None:
+        while True:
+            try:
+                await self._follow(worker)
+            except* PdserveError as group:
+                worker.detail = _first_leaf(group)
+                if not worker.tried:
+                    worker.tried = True
+                    self.changed.set()
+            if worker.connected:
+                self._lose(worker)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _follow(self, worker: Worker) -> None:
+        """One life of one worker process, from the first answer until it is lost."""
+        info = await worker.client.info()
+        async with asyncio.TaskGroup() as life:
+            session = None
+            if Role.DECODE in info.roles:
+                session = worker.client.open_session()
+                life.create_task(session.run())
+            life.create_task(self._watch(worker, info, session))
+
+    async def _watch(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
+        async for load in worker.client.watch_load():
+            was_draining = worker.load.draining
+            worker.load = load
+            if not worker.connected:
+                self._gain(worker, info, session)
+            elif was_draining != load.draining:
+                self.changed.set()
+
+    def _gain(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
+        for other in self._workers.values():
+            if other.connected and other.info is not None and other.info.worker_id == info.worker_id:
+                raise PdserveError(
+                    ErrorReason.INTERNAL,
+                    f"another worker is called {info.worker_id!r} too; give each its own id",
+                )
+        restarted = worker.info is None or worker.info.epoch != info.epoch
+        worker.info = info
+        worker.session = session
+        worker.connected = worker.tried = True
+        worker.detail = ""
+        if restarted:
+            worker.proven = False
+            worker.prefixes = PrefixIndex(info.kv_capacity_tokens // BLOCK_TOKENS)
+        log.info("worker connected", worker=info.worker_id, restarted=restarted)
+        self.changed.set()
+
+    def _lose(self, worker: Worker) -> None:
+        assert worker.info is not None
+        worker.connected = False
+        worker.session = None
+        lost = (worker.info.worker_id, worker.info.epoch)
+        # The process may be gone for good; one that only lost its network proves itself anew.
+        worker.proven = False
+        self.pairs = {
+            pair: refusal
+            for pair, refusal in self.pairs.items()
+            if lost not in (pair.prefill, pair.decode)
+        }
+        log.warning("worker lost", worker=worker.info.worker_id, cause=worker.detail)
+        self.changed.set()
+
+
+def _first_leaf(group: BaseExceptionGroup[PdserveError]) -> str:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first.message
+
+
+def _view(worker: Worker) -> WorkerView:
+    assert worker.info is not None
+    return WorkerView(
+        worker_id=worker.info.worker_id,
+        outstanding_sequences=worker.outstanding_sequences,
+        outstanding_tokens=worker.outstanding_tokens,
+        kv_usage=worker.load.kv_usage,
+    )

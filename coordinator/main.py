@@ -1,0 +1,181 @@
+"""One coordinator process: builds the parts, serves both façades, drains, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from coordinator import catalog
+from coordinator.dispatch import Dispatcher
+from coordinator.facade.grpc_service import InferenceServicer
+from coordinator.facade.http import build_app
+from coordinator.fleet import Fleet
+from coordinator.gateway.gateway import Gateway, require_keys
+from coordinator.gateway.keys import KeyRing
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.ops import Ops
+from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
+from coordinator.proving import Prover
+from coordinator.record import Observer
+from coordinator.worker_client import GrpcWorkerClient
+from pdserve import models
+from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
+from pdserve.errors import ConfigError
+from pdserve.fleet_key import read_key
+from pdserve.server import GrpcServer, capture_signals
+from pdserve.v1 import inference_pb2
+from pdserve.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+
+log = structlog.get_logger("coordinator")
+
+SIM_CONTEXT_LENGTH = 8192
+"""Tokens; the limit of the byte tokenizer, which belongs to no model."""
+
+
+async def run_coordinator(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Needs the main thread.
+
+    Prints JSON lines on stdout: `listening` with both addresses, `proving` with what is
+    being tried, `ready` once a request has gone through each configured route.
+
+    Raises ConfigError when it cannot start as configured.
+    """
+    config = settings.coordinator
+    require_keys(config.http, config.grpc, config.gateway)
+    encoders = {model.name: _encoder(model) for model in config.models}
+    served = catalog.build(config, encoders)
+    keys_file = config.gateway.keys_file
+    keys = KeyRing.open_to_all() if keys_file is None else KeyRing.load(keys_file)
+    gateway = Gateway(config.gateway, keys, served)
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    fleet_key = read_key(settings.fleet)
+    fleet = Fleet({address: GrpcWorkerClient(address, fleet_key) for address in config.workers})
+    observer = Observer(metrics)
+    dispatcher = Dispatcher(served, fleet, gateway, observer)
+    ops = Ops(served, fleet, gateway, metrics)
+    prover = Prover(fleet, served, report=_report, after_round=_Readiness(ops).tell_once)
+
+    app = build_app(dispatcher, gateway, observer, ops)
+    http = HttpServer(app, config.http, drain_s=config.drain_s)
+    grpc = GrpcServer(config.grpc)
+    grpc.add(
+        add_InferenceServiceServicer_to_server,
+        InferenceServicer(dispatcher, gateway, observer),
+        inference_pb2.DESCRIPTOR,
+    )
+    await _serve(config, http, grpc, fleet, prover)
+
+
+async def _serve(
+    config: CoordinatorConfig, http: HttpServer, grpc: GrpcServer, fleet: Fleet, prover: Prover
+) -> None:
+    with capture_signals() as signals:
+        async with grpc, asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(fleet.run()), tasks.create_task(prover.run())]
+            serving = tasks.create_task(http.serve_until_stopped())
+            await http.listening.wait()
+            await grpc.set_serving(True)
+            _emit("listening", http=http.address, grpc=grpc.address)
+            await signals.asked.wait()
+            log.info("draining", seconds=config.drain_s)
+            http.should_exit = True
+            draining = tasks.create_task(grpc.drain(config.drain_s))
+            forced = tasks.create_task(signals.forced.wait())
+            both = asyncio.gather(serving, draining)
+            await asyncio.wait({both, forced}, return_when=asyncio.FIRST_COMPLETED)
+            http.force_exit = True
+            for task in (*background, draining, forced):
+                task.cancel()
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a port of its own, bound at construction; signals are left to the caller.
+
+    `listening` is set once connections are accepted; `should_exit` asks it to finish what
+    runs, for at most `drain_s` seconds.
+    """
+
+    def __init__(self, app: object, listen: Listen, drain_s: float) -> None:
+        """Raises ConfigError when the address cannot be had."""
+        self.listening = asyncio.Event()
+        self._socket = _bind(listen)
+        host, port = self._socket.getsockname()[:2]
+        self.address = Listen(host=host, port=port).address
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=round(drain_s),
+            )
+        )
+
+    async def serve_until_stopped(self) -> None:
+        await self.serve(sockets=[self._socket])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(listen: Listen) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((listen.host, listen.port))
+        # Listening now, not only later: a second process on the port fails at once.
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"cannot listen on {listen.address}: {error.strerror}; choose another port"
+        ) from None
+    bound.setblocking(False)
+    return bound
+
+
+def _encoder(model: ModelConfig) -> Encoder:
+    if model.tokenizer == "bytes":
+        return ByteEncoder(SIM_CONTEXT_LENGTH)
+    try:
+        return PromptEncoder(models.resolve(model.path or model.name, log.info))
+    except models.ModelError as error:
+        raise ConfigError(str(error)) from None
+
+
+class _Readiness:
+    """Says once that the coordinator is ready."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._told = False
+
+    def tell_once(self) -> None:
+        ready, routes = self._ops.ready()
+        if ready and not self._told:
+            self._told = True
+            _emit("ready", routes=routes)
+
+
+def _report(detail: str) -> None:
+    _emit("proving", detail=detail)
+
+
+def _emit(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)

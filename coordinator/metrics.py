@@ -1,0 +1,167 @@
+"""The coordinator's Prometheus metrics, on a registry of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from pdserve.errors import ErrorReason
+
+if TYPE_CHECKING:
+    from coordinator.record import RequestRecord
+
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50)
+"""Seconds; from a cached short prompt on a GPU to a long one on a CPU."""
+
+ITL_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds between two deltas of one answer."""
+
+LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)
+"""Seconds of a whole request."""
+
+
+class InterTokenLatency(Collector):
+    """A histogram that costs a bisect and two additions an observation.
+
+    prometheus_client's own takes a lock and walks its buckets each time, which is too much
+    for something done once a token. Written and read on the event loop's thread alone.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], list[int]] = {}
+        self._sums: dict[tuple[str, str], list[float]] = {}
+
+    def series(self, model: str, mode: str) -> tuple[list[int], list[float]]:
+        """(counts per bucket, [sum]) to be given to `observe`; looked up once a request."""
+        key = (model, mode)
+        counts = self._counts.setdefault(key, [0] * (len(ITL_BUCKETS) + 1))
+        return counts, self._sums.setdefault(key, [0.0])
+
+    @staticmethod
+    def observe(series: tuple[list[int], list[float]], seconds: float) -> None:
+        counts, total = series
+        counts[bisect_left(ITL_BUCKETS, seconds)] += 1
+        total[0] += seconds
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(
+            "pdserve_inter_token_latency_seconds",
+            "Time between two deltas of one answer, as they leave the coordinator.",
+            labels=["model", "mode"],
+        )
+        for key, counts in self._counts.items():
+            family.add_metric(key, list(_cumulative(counts)), self._sums[key][0])
+        yield family
+
+
+def _cumulative(counts: list[int]) -> Iterator[tuple[str, float]]:
+    bounds = [str(float(bound)) for bound in ITL_BUCKETS] + ["+Inf"]
+    return zip(bounds, map(float, accumulate(counts)), strict=True)
+
+
+def _outcome(reason: ErrorReason | None) -> str:
+    if reason is None:
+        return "ok"
+    if reason is ErrorReason.CANCELLED:
+        return "cancelled"
+    return "rejected" if reason.touched_no_worker else "failed"
+
+
+class CoordinatorMetrics:
+    """Labels: `mode` is the route taken, `arm` the experiment's arm, `outcome` ok, rejected
+    (no worker was touched), failed or cancelled, `reason` the error's; each "none" where there
+    is none. No label takes a value from a client."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.inter_token = InterTokenLatency()
+        registry.register(self.inter_token)
+        self._requests = Counter(
+            "pdserve_requests_total",
+            "Requests that ended.",
+            ["model", "surface", "mode", "arm", "outcome", "reason"],
+            registry=registry,
+        )
+        self._fallbacks = Counter(
+            "pdserve_fallbacks_total",
+            "Steps down the ladder: a planned route that failed before the first token.",
+            ["model", "reason"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "pdserve_tokens_total",
+            "Tokens of requests that ended well: prompt, cached (a part of prompt), completion.",
+            ["model", "mode", "kind"],
+            registry=registry,
+        )
+        self._ttft = self._histogram(
+            registry, "time_to_first_token_seconds", "From arrival to first token.", TTFT_BUCKETS
+        )
+        self._latency = self._histogram(
+            registry, "request_duration_seconds", "From arrival to last token.", LATENCY_BUCKETS
+        )
+        self._phase = Histogram(
+            "pdserve_phase_seconds",
+            "Phases before the first token; they add up to its time.",
+            ["mode", "phase"],
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.queued = Gauge(
+            "pdserve_queue_depth", "Requests waiting for a place.", ["model"], registry=registry
+        )
+        self.running = Gauge(
+            "pdserve_requests_running", "Requests at work.", ["model"], registry=registry
+        )
+        self.workers = Gauge(
+            "pdserve_workers", "Workers by state.", ["role", "state"], registry=registry
+        )
+        self.route_ready = Gauge(
+            "pdserve_route_ready",
+            "1 while a probe has gone through on this route.",
+            ["model", "mode"],
+            registry=registry,
+        )
+
+    @staticmethod
+    def _histogram(
+        registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]
+    ) -> Histogram:
+        return Histogram(
+            f"pdserve_{name}", text, ["model", "mode", "arm"], buckets=buckets, registry=registry
+        )
+
+    def fell_back(self, model: str, reason: str) -> None:
+        self._fallbacks.labels(model, reason).inc()
+
+    def request_done(self, record: RequestRecord, reason: ErrorReason | None, ended: float) -> None:
+        """`ended` on the clock of `record.received`."""
+        route = record.route
+        mode = "none" if route is None else route.mode.value
+        arm = (route.arm if route is not None else "") or "none"
+        self._requests.labels(
+            record.model or "none",
+            record.surface,
+            mode,
+            arm,
+            _outcome(reason),
+            "none" if reason is None else reason.label,
+        ).inc()
+        if record.first_token is not None:
+            self._ttft.labels(record.model, mode, arm).observe(
+                record.first_token - record.received
+            )
+            for phase, spent in record.phases.items():
+                self._phase.labels(mode, phase).observe(spent)
+        if record.usage is not None:
+            self._latency.labels(record.model, mode, arm).observe(ended - record.received)
+            tokens = self._tokens
+            tokens.labels(record.model, mode, "prompt").inc(record.usage.prompt_tokens)
+            tokens.labels(record.model, mode, "cached").inc(record.usage.cached_tokens)
+            tokens.labels(record.model, mode, "completion").inc(record.usage.completion_tokens)

@@ -1,0 +1,141 @@
+"""What operators ask of a coordinator: is it ready, how is the fleet, what do the metrics say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from coordinator.catalog import ServedModel
+from coordinator.fleet import Fleet, WorkerState
+from coordinator.gateway.gateway import Gateway
+from coordinator.metrics import CoordinatorMetrics
+from pdserve.types import Fallback, Mode, Role
+
+
+@dataclass(frozen=True, slots=True)
+class RouteStatus:
+    ready: bool
+    detail: str
+
+
+class Ops:
+    """Reads the fleet's state; changes nothing but the memory of which routes ever worked."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        fleet: Fleet,
+        gateway: Gateway,
+        metrics: CoordinatorMetrics,
+    ) -> None:
+        self._models = models
+        self._fleet = fleet
+        self._gateway = gateway
+        self._metrics = metrics
+        self._seen: set[tuple[str, Mode]] = set()
+
+    def routes(self, model: str) -> dict[Mode, RouteStatus]:
+        """The routes that are configured for the model: both, unless no known worker prefills
+        for it and its own mode does not need one."""
+        served = self._models[model]
+        snapshot = self._fleet.snapshot(model)
+        has_prefill = any(
+            worker.hosts(Role.PREFILL) and worker.info and worker.info.model == model
+            for worker in self._fleet.workers()
+        )
+        routes = {
+            Mode.COLOCATED: RouteStatus(
+                bool(snapshot.decode), "" if snapshot.decode else "no proven decode worker"
+            )
+        }
+        needed = served.policy.mode is not Mode.COLOCATED
+        if needed or (has_prefill and served.may_disaggregate):
+            decodes = {view.worker_id for view in snapshot.decode}
+            prefills = {view.worker_id for view in snapshot.prefill}
+            usable = any(p in prefills and d in decodes for p, d in snapshot.pairs)
+            routes[Mode.DISAGGREGATED] = RouteStatus(
+                usable, "" if usable else "no proven pair of workers"
+            )
+        self._seen |= {(model, mode) for mode, status in routes.items() if status.ready}
+        return routes
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Whether traffic may come, and each route's state.
+
+        At first every configured route must have carried a probe. From then on a route that
+        requests may fall back from may be away: a coordinator that can serve stays ready.
+        """
+        routes = {model: self.routes(model) for model in self._models}
+        ready = all(worker.tried for worker in self._fleet.workers()) and all(
+            status.ready or self._may_be_away(model, mode)
+            for model, statuses in routes.items()
+            for mode, status in statuses.items()
+        )
+        return ready, {
+            model: {
+                mode.value: {"ready": status.ready, "detail": status.detail}
+                for mode, status in statuses.items()
+            }
+            for model, statuses in routes.items()
+        }
+
+    def _may_be_away(self, model: str, mode: Mode) -> bool:
+        policy = self._models[model].policy
+        needed = policy.mode is Mode.DISAGGREGATED and policy.fallback is Fallback.FAIL
+        return mode is Mode.DISAGGREGATED and not needed and (model, mode) in self._seen
+
+    def fleet(self) -> dict[str, Any]:
+        """What `pdserve status` shows; names workers, but never their addresses."""
+        ready, routes = self.ready()
+        return {
+            "ready": ready,
+            "routes": routes,
+            "workers": [
+                {
+                    "id": worker.info.worker_id if worker.info else "",
+                    "roles": sorted(role.value for role in worker.info.roles)
+                    if worker.info
+                    else [],
+                    "state": worker.state.value,
+                    "detail": worker.detail,
+                    "epoch": worker.info.epoch if worker.info else "",
+                    "model": worker.info.model if worker.info else "",
+                    "engine": worker.info.engine if worker.info else "",
+                    "running": worker.load.running,
+                    "waiting": worker.load.waiting,
+                    "kv_usage": worker.load.kv_usage,
+                    "open_leases": worker.load.open_leases,
+                    "reserved_tokens": worker.load.reserved_tokens,
+                }
+                for worker in self._fleet.workers()
+            ],
+            "pairs": [
+                {
+                    "prefill": pair.prefill[0],
+                    "decode": pair.decode[0],
+                    "proven": not refusal,
+                    "detail": refusal,
+                }
+                for pair, refusal in self._fleet.pairs.items()
+            ],
+            "requests": {
+                model: {"running": admission.running, "queued": admission.queued}
+                for model, admission in self._gateway.admissions.items()
+            },
+        }
+
+    def metrics(self) -> bytes:
+        """The Prometheus text; gauges of state are read now."""
+        for model, admission in self._gateway.admissions.items():
+            self._metrics.running.labels(model).set(admission.running)
+            self._metrics.queued.labels(model).set(admission.queued)
+            for mode, status in self.routes(model).items():
+                self._metrics.route_ready.labels(model, mode.value).set(status.ready)
+        for role in Role:
+            for state in WorkerState:
+                count = sum(w.hosts(role) and w.state is state for w in self._fleet.workers())
+                self._metrics.workers.labels(role.value, state.value).set(count)
+        return generate_latest(self._metrics.registry)

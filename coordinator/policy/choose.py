@@ -1,0 +1,93 @@
+"""The decision: a snapshot and a request in, a Plan out. Pure.
+
+Decode is picked first, for every request needs it; then whether, and where, the prompt
+should be read elsewhere.
+"""
+
+from __future__ import annotations
+
+from coordinator.policy.experiment import assign
+from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.types import Fallback, Mode
+
+
+def choose(snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> Plan:
+    """The way this request goes now; called again when a worker failed it.
+
+    Raises RejectedError NO_WORKER when no ready worker can take it, or when it may not fall
+    back to the decode worker.
+    """
+    mode, arm, reason = _wanted(policy, facts)
+    decodes = [view for view in snapshot.decode if view.worker_id not in facts.failed_decode]
+    if not decodes:
+        raise RejectedError(
+            ErrorReason.NO_WORKER, "no decode worker is ready; retry later", retry_after_s=1
+        )
+    if mode is Mode.AUTO:
+        mode, reason = _by_length(policy, facts, _lightest(decodes, snapshot.turn), reason)
+    if mode is Mode.COLOCATED:
+        return Plan(None, _lightest(decodes, snapshot.turn).worker_id, arm, reason)
+    return _disaggregated(snapshot, policy, facts, arm, reason)
+
+
+def _wanted(policy: ModelPolicy, facts: RequestFacts) -> tuple[Mode, str, str]:
+    """(mode, arm, reason): the request's own wish, then its arm, then the model's setting."""
+    if facts.asked is not None:
+        return facts.asked, "", f"{facts.asked}: asked for by the request"
+    if policy.arms:
+        arm = assign(policy.experiment, policy.arms, facts.sticky_key)
+        return arm.mode, arm.name, f"{arm.mode}: experiment {policy.experiment}, arm {arm.name}"
+    return policy.mode, "", f"{policy.mode}: set for the model"
+
+
+def _by_length(
+    policy: ModelPolicy, facts: RequestFacts, decode: WorkerView, reason: str
+) -> tuple[Mode, str]:
+    uncached = facts.prompt_tokens - facts.cached_tokens.get(decode.worker_id, 0)
+    split = uncached >= policy.min_prefill_tokens
+    sign = ">=" if split else "<"
+    words = f"{reason}; {uncached} uncached prompt tokens {sign} {policy.min_prefill_tokens}"
+    return (Mode.DISAGGREGATED if split else Mode.COLOCATED), words
+
+
+def _disaggregated(
+    snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts, arm: str, reason: str
+) -> Plan:
+    pairs = [
+        (prefill, decode)
+        for prefill in snapshot.prefill
+        for decode in snapshot.decode
+        if (prefill.worker_id, decode.worker_id) in snapshot.pairs
+        and prefill.worker_id not in facts.failed_prefill
+        and decode.worker_id not in facts.failed_decode
+    ]
+    if pairs:
+        decode = _lightest([decode for _, decode in pairs], snapshot.turn)
+        prefill = _lightest([p for p, d in pairs if d is decode], snapshot.turn)
+        if facts.failure:
+            reason = f"{reason}; tried again: {facts.failure}"
+        return Plan(prefill.worker_id, decode.worker_id, arm, reason)
+    why = facts.failure or "no proven pair of prefill and decode workers is ready"
+    if policy.fallback is Fallback.FAIL:
+        raise RejectedError(
+            ErrorReason.NO_WORKER,
+            f"disaggregated serving is not possible ({why}) and falling back is switched off",
+            retry_after_s=1,
+        )
+    decodes = [view for view in snapshot.decode if view.worker_id not in facts.failed_decode]
+    decode = _lightest(decodes, snapshot.turn)
+    return Plan(None, decode.worker_id, arm, f"{reason}; fell back to colocated: {why}")
+
+
+def _lightest(views: list[WorkerView], turn: int) -> WorkerView:
+    """The worker with the least outstanding work; among equals they take turns."""
+    count = len(views)
+    return min(
+        enumerate(views),
+        key=lambda item: (
+            item[1].outstanding_tokens,
+            item[1].outstanding_sequences,
+            (item[0] - turn) % count,
+        ),
+    )[1]

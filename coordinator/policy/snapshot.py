@@ -1,0 +1,97 @@
+"""What the policy sees and what it answers: frozen values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pdserve.types import Fallback, Mode
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker that may be given work now.
+
+    `outstanding_tokens` are prompt tokens that this coordinator has sent it and that are not
+    read yet; `outstanding_sequences` the requests that it holds for this coordinator.
+    """
+
+    worker_id: str
+    outstanding_sequences: int = 0
+    outstanding_tokens: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One model's part of the fleet: only ready workers, only proven pairs.
+
+    `pairs` holds (prefill id, decode id). `turn` counts decisions, to break ties by turns.
+    """
+
+    prefill: tuple[WorkerView, ...]
+    decode: tuple[WorkerView, ...]
+    pairs: frozenset[tuple[str, str]]
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPolicy:
+    name: str
+    mode: Mode
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPolicy:
+    """A model's routing configuration. `experiment` names the split, sticky by `sticky`; without
+    arms there is no experiment."""
+
+    mode: Mode = Mode.COLOCATED
+    min_prefill_tokens: int = 512
+    fallback: Fallback = Fallback.COLOCATE
+    experiment: str = ""
+    sticky: Literal["request", "session", "tenant"] = "request"
+    arms: tuple[ArmPolicy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What the decision needs to know of one request.
+
+    `cached_tokens` says for each decode worker how many prompt tokens it is believed to hold.
+    `failed_prefill` and `failed_decode` are workers that this request has tried in vain, and
+    `failure` is why, in words.
+    """
+
+    prompt_tokens: int
+    asked: Mode | None = None
+    sticky_key: str = ""
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    failed_prefill: frozenset[str] = frozenset()
+    failed_decode: frozenset[str] = frozenset()
+    failure: str = ""
+
+    def without_prefill(self, worker_id: str, failure: str) -> RequestFacts:
+        return replace(
+            self, failed_prefill=self.failed_prefill | {worker_id}, failure=failure
+        )
+
+    def without_decode(self, worker_id: str, failure: str) -> RequestFacts:
+        return replace(self, failed_decode=self.failed_decode | {worker_id}, failure=failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where one request goes. `prefill` is None for a colocated one; `reason` is in words,
+    names no worker, and is shown to the client."""
+
+    prefill: str | None
+    decode: str
+    arm: str
+    reason: str
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.COLOCATED if self.prefill is None else Mode.DISAGGREGATED

@@ -1,0 +1,190 @@
+"""Turns prompts into token ids, once for each request. Needs a tokenizer, never weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from pdserve.errors import ConfigError, ErrorReason, RejectedError
+from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+THREAD_CHARS = 8 * 1024
+"""Prompts from this size on are encoded in a thread: they would hold up every token stream."""
+
+
+class Encoder(Protocol):
+    """What the coordinator knows of a model's vocabulary.
+
+    Both methods raise RejectedError: INVALID_ARGUMENT with `param` "messages" or "prompt",
+    CONTEXT_LENGTH_EXCEEDED for text that cannot fit, which is refused before it is encoded.
+    A result may still be longer than the context.
+    """
+
+    @property
+    def context_length(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids, as the engine's own server would make them; never empty."""
+
+    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+        """As `encode`; long prompts leave the event loop to others meanwhile."""
+
+
+class PromptEncoder:
+    """The tokenizer and chat template of a model folder."""
+
+    def __init__(self, model_path: Path) -> None:
+        """Raises ConfigError for a folder without a usable config.json and tokenizer."""
+        # Imported late: it takes seconds, and simulated fleets do without it.
+        from transformers import AutoTokenizer
+
+        config = _read_config(model_path)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            message = " ".join(str(error).split())
+            raise ConfigError(f"no tokenizer can be read from {model_path}: {message}") from None
+        self.context_length = int(config["max_position_embeddings"])
+        # The rows of the embedding, padding included: what the engine can look up.
+        self.vocab_size = int(config.get("vocab_size", len(self._tokenizer)))
+        longest_token = max(len(token.encode()) for token in self._tokenizer.get_vocab())
+        # No tokenizer in use here drops text, so what is longer than this cannot fit.
+        self._max_bytes = self.context_length * longest_token
+        # The first call settles the tokenizer's truncation state; from then on calls only
+        # read it, and threads may share it.
+        self._ids("", add_special_tokens=True)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case ChatPrompt():
+                return self._text_ids(self._render(prompt), "messages", add_special_tokens=False)
+            case TextPrompt(text):
+                return self._text_ids(text, "prompt", add_special_tokens=True)
+            case TokenPrompt(token_ids):
+                return _checked_ids(token_ids, self.vocab_size)
+
+    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+        if _size(prompt) < THREAD_CHARS:
+            return self.encode(prompt)
+        return await asyncio.to_thread(self.encode, prompt)
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        if self._tokenizer.chat_template is None:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                "this model has no chat template: use the completions API",
+                param="messages",
+            )
+        messages = [{"role": role, "content": content} for role, content in prompt.messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False
+                )
+            )
+        except TemplateError as error:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"the model's chat template refuses the messages: {error}",
+                param="messages",
+            ) from None
+
+    def _text_ids(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        num_bytes = len(_utf8(text, param))
+        if num_bytes > self._max_bytes:
+            raise RejectedError(
+                ErrorReason.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt of {num_bytes} bytes cannot fit the model's context of "
+                f"{self.context_length} tokens",
+                param=param,
+            )
+        return _not_empty(self._ids(text, add_special_tokens=add_special_tokens), param)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+class ByteEncoder:
+    """Stands in for a tokenizer where there is no model folder: one token for each byte."""
+
+    _FIRST_BYTE_ID = 3
+    vocab_size = _FIRST_BYTE_ID + 256
+
+    def __init__(self, context_length: int) -> None:
+        self.context_length = context_length
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case ChatPrompt(messages):
+                lines = [f"{role}: {content}\n" for role, content in messages]
+                return self._byte_ids("".join([*lines, "assistant:"]), "messages")
+            case TextPrompt(text):
+                return self._byte_ids(text, "prompt")
+            case TokenPrompt(token_ids):
+                return _checked_ids(token_ids, self.vocab_size)
+
+    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.encode(prompt)
+
+    def _byte_ids(self, text: str, param: str) -> tuple[int, ...]:
+        data = _utf8(text, param)
+        return _not_empty(tuple(byte + self._FIRST_BYTE_ID for byte in data), param)
+
+
+def _read_config(model_path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((model_path / "config.json").read_bytes())
+    except OSError as error:
+        raise ConfigError(f"model folder {model_path}: config.json: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"model folder {model_path}: config.json is not JSON") from None
+    text_config = config.get("text_config", config) if isinstance(config, dict) else {}
+    if not isinstance(text_config.get("max_position_embeddings"), int):
+        raise ConfigError(f"model folder {model_path}: config.json: no max_position_embeddings")
+    return dict(text_config)
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters to be encoded; token ids need no encoding."""
+    match prompt:
+        case ChatPrompt(messages):
+            return sum(len(content) for _, content in messages)
+        case TextPrompt(text):
+            return len(text)
+        case TokenPrompt():
+            return 0
+
+
+def _utf8(text: str, param: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT, "the text has lone surrogates", param=param
+        ) from None
+
+
+def _not_empty(ids: tuple[int, ...], param: str) -> tuple[int, ...]:
+    if not ids:
+        raise RejectedError(ErrorReason.INVALID_ARGUMENT, "the prompt is empty", param=param)
+    return ids
+
+
+def _checked_ids(ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"token id {token_id} is outside the vocabulary of {vocab_size}",
+                param="prompt",
+            )
+    return _not_empty(ids, "prompt")

@@ -1,0 +1,93 @@
+"""The answer of one request as a façade reads it, and the one release path of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from coordinator.execution import Execution
+from coordinator.gateway.admission import Permit
+from coordinator.lifecycle import TERMINAL
+from coordinator.metrics import InterTokenLatency
+from coordinator.record import Observer, RequestRecord, ended_by
+from pdserve.errors import DecodeError, ErrorReason, PdserveError
+from pdserve.types import Delta, Route
+
+
+class ResponseStream:
+    """Iterates over deltas; the last has a finish reason. Owns the execution and the permit.
+
+    The reader must call `aclose`, whatever happened: before the last delta that is a
+    cancellation, after it nothing is left to undo but the bookkeeping.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        first: Delta,
+        permit: Permit,
+        record: RequestRecord,
+        observer: Observer,
+    ) -> None:
+        assert record.route is not None
+        self.route: Route = record.route
+        self.request_id = record.request_id
+        self.prompt_tokens = record.prompt_tokens
+        self._execution = execution
+        self._first: Delta | None = first
+        self._permit = permit
+        self._record = record
+        self._observer = observer
+        self._latencies = observer.metrics.inter_token
+        self._series = self._latencies.series(record.model, record.route.mode.value)
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+        self._error: PdserveError | None = None
+        now = time.monotonic()
+        record.first_token = record.last_token = now
+
+    def expire_at(self, deadline: float) -> None:
+        """Fails the stream with DEADLINE_EXCEEDED at that time of `time.monotonic`."""
+        self._timer = asyncio.get_running_loop().call_later(
+            deadline - time.monotonic(),
+            self._execution.fail,
+            DecodeError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the end"),
+        )
+
+    def __aiter__(self) -> ResponseStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises PdserveError when the answer cannot go on."""
+        if self._ended:
+            raise StopAsyncIteration
+        delta = self._first
+        if delta is not None:
+            self._first = None
+        else:
+            try:
+                delta = await self._execution.next()
+            except PdserveError as error:
+                self._ended = True
+                self._error = error
+                raise
+            now = time.monotonic()
+            self._latencies.observe(self._series, now - self._record.last_token)
+            self._record.last_token = now
+        if delta.finish_reason is not None:
+            self._ended = True
+            self._record.usage = delta.usage
+        return delta
+
+    async def aclose(self) -> None:
+        """Gives everything back and tells how it ended; idempotent, and never waits."""
+        if self._record.state in TERMINAL:
+            return
+        if not self._ended:
+            self._error = PdserveError(ErrorReason.CANCELLED, "the client left")
+        self._record.apply(ended_by(self._error))
+        if self._timer is not None:
+            self._timer.cancel()
+        self._execution.release()
+        self._permit.release()
+        self._observer.done(self._record, self._error)

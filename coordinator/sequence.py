@@ -1,0 +1,75 @@
+"""The reading end of one sequence: deltas are pushed by the session, pulled by the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdserve.errors import PdserveError
+from pdserve.types import Delta
+
+
+class Sequence:
+    """One slot between a decode session and the request that reads from it.
+
+    A reader that is slower than the engine gets merged deltas, so that what is held is
+    bounded by the answer's own length. One task reads; `push`, `grant` and `fail` are
+    called on the same event loop.
+    """
+
+    __slots__ = ("_failure", "_granted", "_pending", "_waiter", "sequence_id")
+
+    def __init__(self, sequence_id: int) -> None:
+        self.sequence_id = sequence_id
+        self._pending: Delta | None = None
+        self._failure: PdserveError | None = None
+        self._granted = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, delta: Delta) -> None:
+        pending = self._pending
+        if pending is None:
+            self._pending = delta
+        else:
+            pending.text += delta.text
+            pending.token_ids += delta.token_ids
+            pending.finish_reason = delta.finish_reason
+            pending.usage = delta.usage
+        self._wake()
+
+    def grant(self) -> None:
+        self._granted = True
+        self._wake()
+
+    def fail(self, failure: PdserveError) -> None:
+        """The first failure stays; deltas that came before it are still read first."""
+        if self._failure is None:
+            self._failure = failure
+        self._wake()
+
+    async def reserved(self) -> None:
+        """Returns once there is room; raises what `fail` was given."""
+        while not self._granted:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+
+    async def next(self) -> Delta:
+        """The next delta; raises what `fail` was given."""
+        while (delta := self._pending) is None:
+            if self._failure is not None:
+                raise self._failure
+            await self._wait()
+        self._pending = None
+        return delta
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

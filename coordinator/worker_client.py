@@ -1,0 +1,239 @@
+"""How the coordinator speaks to a worker: one small interface, and gRPC behind it.
+
+Everything that goes wrong here is a PrefillError or a DecodeError; nothing above this
+module sees a gRPC status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+from grpc.aio import AioRpcError, StreamStreamCall
+
+from coordinator.sequence import Sequence
+from pdserve import convert
+from pdserve.channel import channel
+from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.fleet_key import call_metadata
+from pdserve.rpc_errors import from_rpc_error
+from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
+from pdserve.v1 import decode_pb2 as decode
+from pdserve.v1.decode_pb2_grpc import DecodeServiceAsyncStub, DecodeServiceStub
+from pdserve.v1.prefill_pb2 import PrefillResponse, ReleaseRequest
+from pdserve.v1.prefill_pb2_grpc import PrefillServiceAsyncStub, PrefillServiceStub
+from pdserve.v1.worker_pb2 import GetWorkerInfoRequest, WatchLoadRequest
+from pdserve.v1.worker_pb2_grpc import WorkerServiceAsyncStub, WorkerServiceStub
+
+INFO_TIMEOUT_S = 5.0
+RELEASE_TIMEOUT_S = 5.0
+
+
+class WorkerClient(Protocol):
+    """A worker as the coordinator sees it; one for each address, for as long as it is listed."""
+
+    async def info(self) -> WorkerInfo:
+        """Raises DecodeError when the worker cannot be reached within INFO_TIMEOUT_S."""
+        ...
+
+    def watch_load(self) -> AsyncIterator[Load]:
+        """The load now and at each change; raises DecodeError when the worker is lost."""
+        ...
+
+    async def prefill(self, request: EngineRequest) -> PrefillResult:
+        """Reads a prompt; cancelling stops the work. Raises PrefillError."""
+        ...
+
+    async def release(self, handle_id: str) -> None:
+        """Ends a lease; a worker that is gone holds nothing, so that is no error."""
+        ...
+
+    def open_session(self) -> Session:
+        """A new session, to be run by the caller."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """The one stream of sequences to a decode worker."""
+
+    async def run(self) -> None:
+        """Carries deltas until the stream breaks, fails every open sequence, then raises
+        DecodeError; cancelling ends the stream."""
+        ...
+
+    def open(self) -> Sequence:
+        """A new sequence, not known to the worker yet."""
+        ...
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        """Asks for room; `Sequence.reserved` awaits the answer."""
+        ...
+
+    def start(self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None) -> None: ...
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drops the sequence and what it reserved; idempotent, and quiet after the end."""
+        ...
+
+
+class GrpcWorkerClient:
+    """A WorkerClient over one gRPC channel, which it owns."""
+
+    def __init__(self, address: str, fleet_key: str | None) -> None:
+        """`address` is host:port. Connects when it is first used."""
+        self._channel = channel(address)
+        self._metadata = call_metadata(fleet_key)
+        # The generated stubs serve sync and async channels; their types tell the two apart.
+        self._worker: WorkerServiceAsyncStub = WorkerServiceStub(self._channel)
+        self._prefill: PrefillServiceAsyncStub = PrefillServiceStub(self._channel)
+        self._decode: DecodeServiceAsyncStub = DecodeServiceStub(self._channel)
+
+    async def info(self) -> WorkerInfo:
+        try:
+            answer = await self._worker.GetWorkerInfo(
+                GetWorkerInfoRequest(), timeout=INFO_TIMEOUT_S, metadata=self._metadata
+            )
+        except AioRpcError as error:
+            raise _lost(error) from error
+        return convert.worker_info_from_proto(answer)
+
+    async def watch_load(self) -> AsyncIterator[Load]:
+        try:
+            call = self._worker.WatchLoad(WatchLoadRequest(), metadata=self._metadata)
+            async for message in call:
+                yield convert.load_from_proto(message)
+        except AioRpcError as error:
+            raise _lost(error) from error
+        raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its load reports")
+
+    async def prefill(self, request: EngineRequest) -> PrefillResult:
+        message = convert.prefill_request_to_proto(request)
+        try:
+            event: PrefillResponse
+            async for event in self._prefill.Prefill(message, metadata=self._metadata):
+                if event.HasField("finished"):
+                    return convert.prefill_result_from_proto(event.finished)
+        except AioRpcError as error:
+            cause = from_rpc_error(error, lost=ErrorReason.PREFILL_FAILED)
+            raise PrefillError(cause.reason, cause.message) from error
+        raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill ended without a KV handle")
+
+    async def release(self, handle_id: str) -> None:
+        try:
+            await self._prefill.Release(
+                ReleaseRequest(handle_id=handle_id),
+                timeout=RELEASE_TIMEOUT_S,
+                metadata=self._metadata,
+            )
+        except AioRpcError as error:
+            if error.code() not in (
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+            ):
+                raise
+
+    def open_session(self) -> GrpcSession:
+        return GrpcSession(self._decode, self._metadata)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class GrpcSession:
+    """A Session over one bidirectional gRPC stream."""
+
+    def __init__(
+        self, stub: DecodeServiceAsyncStub, metadata: tuple[tuple[str, str], ...]
+    ) -> None:
+        self._stub = stub
+        self._metadata = metadata
+        self._outgoing: asyncio.Queue[decode.SessionRequest] = asyncio.Queue()
+        self._sequences: dict[int, Sequence] = {}
+        self._last_id = 0
+
+    async def run(self) -> None:
+        call = self._stub.Session(metadata=self._metadata)
+        writer = asyncio.create_task(self._write(call))
+        cause = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
+        try:
+            while isinstance(message := await call.read(), decode.SessionResponse):
+                self._deliver(message)
+            # Ended by the worker; the status says whether as it should have.
+            if await call.code() is not grpc.StatusCode.OK:
+                await call.read()
+        except AioRpcError as error:
+            cause = _lost(error)
+        finally:
+            writer.cancel()
+            call.cancel()
+            for sequence in self._sequences.values():
+                sequence.fail(cause)
+            self._sequences.clear()
+        raise cause
+
+    def open(self) -> Sequence:
+        self._last_id += 1
+        sequence = Sequence(self._last_id)
+        self._sequences[sequence.sequence_id] = sequence
+        return sequence
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        self._send(
+            reserve=decode.ReserveSequence(
+                sequence_id=sequence.sequence_id, num_tokens=num_tokens
+            )
+        )
+
+    def start(self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None) -> None:
+        self._send(start=convert.start_to_proto(sequence.sequence_id, request, kv))
+
+    def abort(self, sequence: Sequence) -> None:
+        if self._sequences.pop(sequence.sequence_id, None) is not None:
+            self._send(abort=decode.AbortSequence(sequence_id=sequence.sequence_id))
+
+    def _send(self, **command: object) -> None:
+        self._outgoing.put_nowait(decode.SessionRequest(**command))  # type: ignore[arg-type]
+
+    async def _write(
+        self, call: StreamStreamCall[decode.SessionRequest, decode.SessionResponse]
+    ) -> None:
+        try:
+            while True:
+                await call.write(await self._outgoing.get())
+        except (AioRpcError, asyncio.InvalidStateError):
+            # The stream broke; the reading side reports it.
+            return
+
+    def _deliver(self, message: decode.SessionResponse) -> None:
+        sequences = self._sequences
+        for delta in message.deltas:
+            sequence = sequences.get(delta.sequence_id)
+            if sequence is None:  # aborted while this was on its way
+                continue
+            if delta.HasField("failure"):
+                del sequences[delta.sequence_id]
+                failure = convert.failure_from_proto(delta.failure)
+                sequence.fail(DecodeError(failure.reason, failure.message))
+                continue
+            if delta.finish_reason:
+                del sequences[delta.sequence_id]
+            sequence.push(convert.delta_from_proto(delta))
+        for reservation in message.reservations:
+            sequence = sequences.get(reservation.sequence_id)
+            if sequence is None:
+                continue
+            if reservation.HasField("failure"):
+                del sequences[reservation.sequence_id]
+                failure = convert.failure_from_proto(reservation.failure)
+                sequence.fail(DecodeError(failure.reason, failure.message))
+            else:
+                sequence.grant()
+
+
+def _lost(error: AioRpcError) -> DecodeError:
+    cause = from_rpc_error(error, lost=ErrorReason.DECODE_FAILED)
+    return DecodeError(cause.reason, cause.message)

@@ -1,0 +1,63 @@
+"""What runs first in every process that vLLM starts for a `VllmEngine`.
+
+`register` is the entry point `pdserve` of the group `vllm.general_plugins`: vLLM 0.32 calls
+it in the front end, in `VLLM::EngineCore` and in each `VLLM::Worker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+
+from pdserve.process import die_with_parent
+
+ENGINE_MARK = "PDSERVE_ENGINE"
+"""Environment variable that `VllmEngine` sets for its engine: a folder of the engine's own."""
+
+FAULTS_FILE = "faults"
+"""In that folder: the errors that the engine's processes logged, one a line, oldest first."""
+
+
+def register() -> None:
+    """Ties an engine process to its parent and makes its errors readable by the front end.
+
+    Does nothing in processes that no `VllmEngine` started, nor in the front end.
+    """
+    folder = os.environ.get(ENGINE_MARK)
+    parent = multiprocessing.parent_process()
+    if folder is None or parent is None or parent.pid is None:
+        return
+    die_with_parent(parent.pid)
+    # First, so that it sees a record before the handler that prints it.
+    logging.getLogger("vllm").handlers.insert(0, FaultRecorder(Path(folder) / FAULTS_FILE))
+
+
+class FaultRecorder(logging.Handler):
+    """Writes each error to a file, in one line, and spares the user its traceback.
+
+    The front end tells the user the first line of the file when the engine cannot start. The
+    handlers after this one print tracebacks only when the logger's level is DEBUG.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.ERROR)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        line = one_line(error) if error else " ".join(record.getMessage().split())
+        # The front end removes the folder when it closes the engine; nobody reads it then.
+        if self._path.parent.is_dir():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        if error and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            record.msg = f"{record.getMessage()} ({line})"
+            record.args = None
+            record.exc_info = None
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the message of an error, white space folded."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

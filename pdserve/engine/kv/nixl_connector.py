@@ -1,0 +1,40 @@
+"""vLLM's NIXL pull connector with leases that can be ended and reads that are verified.
+
+vLLM 0.32 loads it in the engine's processes (`kv_connector_module_path`). vLLM's own
+connector has faults that are mended in the two halves of this one:
+
+* blocks of a prompt that nobody fetches stay held to the end of the lease: `RELEASE_KEY`;
+* a reader cannot tell the blocks of its prompt from blocks that were given away meanwhile: it
+  asks their holder after the read, and lets it free them only then (`lease`);
+* a prefill engine that is dead or stopped is waited for long, or for ever: ping, silence;
+* a malformed descriptor ends the decode engine: only its request fails;
+* a side channel port that is taken hangs the start: it is bound before anything waits;
+* the compute thread is moved to another core and NIXL's thread spins: `mends`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
+    NixlBaseConnector,
+    NixlPullConnector,
+)
+
+from pdserve.engine.kv.nixl_scheduler import LeasingScheduler
+from pdserve.engine.kv.nixl_worker import VerifyingWorker
+
+
+class PdNixlConnector(NixlPullConnector):  # type: ignore[misc]
+    """The facade that vLLM makes one of per process; the work is in its two halves."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        # Not NixlPullConnector's: it would make vLLM's own halves, and a NIXL agent with them.
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = LeasingScheduler(
+                vllm_config, self.engine_id, kv_cache_config
+            )
+        else:
+            self.connector_worker = VerifyingWorker(vllm_config, self.engine_id, kv_cache_config)

@@ -1,0 +1,307 @@
+"""A simulated engine: real scheduling of invented tokens, timed by a clock, no GPU.
+
+A step reads at most `chunk_tokens` of prompts and writes one token for each running
+sequence. KV is counted in tokens: a sequence holds its prompt from admission on and one
+token more at each step; one that waits is admitted, in order of arrival, when its prompt
+fits. Where the cache overflows, the last one admitted waits again, as in vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from pdserve.clock import Clock
+from pdserve.config import SimConfig
+from pdserve.engine.base import EngineInfo, EngineLoad, Prefilled, StepListener, StepStats, Transfer
+from pdserve.engine.sim_model import BLOCK_SIZE, Answer, PrefixCache, block_chain
+from pdserve.engine.sim_sequence import SimSequence
+from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    Fingerprint,
+    FirstTokenTimings,
+    KvDescriptor,
+    SimDescriptor,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way: (sequence, prompt tokens read), sequences that write, its length."""
+
+    reading: list[tuple[SimSequence, int]]
+    writing: list[SimSequence]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The KV of a prompt that waits to be fetched; keeps its descriptor, and so its id, alive."""
+
+    descriptor: KvDescriptor
+    num_tokens: int
+    expiry: asyncio.Task[None]
+
+
+class SimEngine:
+    """An Engine that needs nothing. `revision` stands for the model in its fingerprint."""
+
+    def __init__(self, config: SimConfig, revision: str, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._info = EngineInfo(
+            kind="sim",
+            fingerprint=Fingerprint(revision, "sim", BLOCK_SIZE, "sim"),
+            context_length=config.context_length,
+            kv_capacity_tokens=config.kv_capacity_tokens,
+            transports=("sim",),
+        )
+        self._cache = PrefixCache(config.kv_capacity_tokens)
+        self._waiting: deque[SimSequence] = deque()
+        self._running: list[SimSequence] = []
+        # By identity: the descriptors of two prompts of one length are equal.
+        self._held: dict[int, _Held] = {}
+        self._held_tokens = 0
+        self._used_tokens = 0
+        self._fetching = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        self._transfers: list[Transfer] = []
+        self._dead: str | None = None
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self, listener: StepListener) -> None:
+        self._loop = asyncio.create_task(self._run(listener), name="sim engine")
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        used = self._used_tokens + self._held_tokens
+        return EngineLoad(
+            running=len(self._running),
+            waiting=len(self._waiting) + self._fetching,
+            kv_usage=used / self._config.kv_capacity_tokens,
+        )
+
+    async def generate(
+        self, request: EngineRequest, kv: KvDescriptor | None
+    ) -> AsyncIterator[Delta]:
+        most = self._config.context_length - len(request.token_ids)
+        answer = Answer(
+            request.token_ids, request.sampling, min(request.sampling.max_tokens or most, most)
+        )
+        sequence = SimSequence(request, answer, self._clock.now())
+        try:
+            if kv is not None:
+                await self._fetch(sequence, kv)
+            self._enqueue(sequence)
+            delta = await sequence.next()
+            delta.timings = FirstTokenTimings(
+                sequence.started - sequence.arrived, self._clock.now() - sequence.started
+            )
+            yield delta
+            while delta.finish_reason is None:
+                delta = await sequence.next()
+                yield delta
+        finally:
+            self._drop(sequence)
+
+    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+        sequence = SimSequence(request, None, self._clock.now())
+        try:
+            self._enqueue(sequence)
+            await sequence.next()
+        except DecodeError as error:
+            raise PrefillError(ErrorReason.PREFILL_FAILED, error.message) from None
+        finally:
+            self._drop(sequence)
+        num_tokens = len(request.token_ids)
+        descriptor = SimDescriptor(num_tokens * self._config.kv_bytes_per_token)
+        self._hold(descriptor, num_tokens, lease_s)
+        return Prefilled(
+            descriptor,
+            sequence.cached_tokens,
+            queue_s=sequence.started - sequence.arrived,
+            prefill_s=self._clock.now() - sequence.started,
+        )
+
+    async def release(self, descriptor: KvDescriptor) -> None:
+        held = self._held.pop(id(descriptor), None)
+        if held is not None:
+            held.expiry.cancel()
+            self._held_tokens -= held.num_tokens
+            self._wake.set()
+
+    async def check(self) -> None:
+        if self._dead is not None:
+            raise DecodeError(ErrorReason.DECODE_FAILED, self._dead)
+
+    async def close(self) -> None:
+        self.fail("the engine was closed")
+        for held in list(self._held.values()):
+            await self.release(held.descriptor)
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    def fail(self, message: str) -> None:
+        """Dies as a real engine may: fails every sequence, and all that come later."""
+        self._dead = self._dead or message
+        for sequence in (*self._running, *self._waiting):
+            sequence.fail(DecodeError(ErrorReason.DECODE_FAILED, message))
+        self._wake.set()
+
+    def _enqueue(self, sequence: SimSequence) -> None:
+        if self._dead is not None:
+            raise DecodeError(ErrorReason.DECODE_FAILED, self._dead)
+        # One that can never be admitted would block all that come after it.
+        most = min(self._config.context_length, self._config.kv_capacity_tokens) - 1
+        if not 0 < sequence.num_tokens <= most:
+            raise DecodeError(
+                ErrorReason.DECODE_FAILED,
+                f"a prompt of {sequence.num_tokens} tokens does not fit: 1 to {most} do",
+            )
+        self._waiting.append(sequence)
+        self._wake.set()
+
+    async def _fetch(self, sequence: SimSequence, kv: KvDescriptor) -> None:
+        if not isinstance(kv, SimDescriptor):
+            raise DecodeError(ErrorReason.KV_TRANSFER_FAILED, "not a simulated hand-off")
+        seconds = self._config.transfer_token_s * len(sequence.request.token_ids)
+        self._fetching += 1
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._fetching -= 1
+        self._transfers.append(Transfer("sim", kv.num_bytes, seconds))
+        sequence.computed = len(sequence.request.token_ids)
+
+    def _hold(self, descriptor: KvDescriptor, num_tokens: int, lease_s: float) -> None:
+        async def expire() -> None:
+            await self._clock.sleep(lease_s)
+            await self.release(descriptor)
+
+        expiry = asyncio.create_task(expire(), name="sim lease")
+        self._held[id(descriptor)] = _Held(descriptor, num_tokens, expiry)
+        self._held_tokens += num_tokens
+
+    def _drop(self, sequence: SimSequence) -> None:
+        """Forgets a sequence, wherever it is; a step under way leaves it out."""
+        sequence.dropped = True
+        if sequence in self._running:
+            self._running.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._used_tokens -= sequence.held
+        sequence.held = 0
+        self._wake.set()
+
+    async def _run(self, listener: StepListener) -> None:
+        due = self._clock.now()
+        while self._dead is None:
+            self._wake.clear()
+            step = self._schedule()
+            if step is None:
+                self._publish(listener)
+                await self._wake.wait()
+                due = self._clock.now()
+                continue
+            # From when the last step was due, so that late wake-ups do not add up; but a loop
+            # that cannot keep up is not chased by more than one step.
+            due = max(due, self._clock.now() - step.seconds) + step.seconds
+            await self._clock.sleep(max(0.0, due - self._clock.now()))
+            self._apply(step)
+            self._publish(listener)
+
+    def _publish(self, listener: StepListener) -> None:
+        stats = StepStats(
+            self.load, self._prefix_queries, self._prefix_hits, tuple(self._transfers)
+        )
+        self._prefix_queries = self._prefix_hits = 0
+        self._transfers.clear()
+        listener(stats)
+
+    def _schedule(self) -> _Step | None:
+        self._admit()
+        budget = self._config.chunk_tokens
+        reading: list[tuple[SimSequence, int]] = []
+        writing: list[SimSequence] = []
+        for sequence in self._running:
+            left = sequence.num_tokens - sequence.computed
+            if left:
+                chunk = min(left, budget)
+                if not chunk:
+                    continue
+                budget -= chunk
+                reading.append((sequence, chunk))
+                if chunk < left:
+                    continue
+            writing.append(sequence)
+        if not reading and not writing:
+            return None
+        config = self._config
+        seconds = config.prefill_token_s * (config.chunk_tokens - budget)
+        if writers := sum(sequence.writes for sequence in writing):
+            seconds += config.decode_step_s + config.decode_sequence_s * writers
+        return _Step(reading, writing, seconds)
+
+    def _admit(self) -> None:
+        free = self._config.kv_capacity_tokens - self._used_tokens - self._held_tokens
+        while self._waiting and len(self._running) < self._config.max_num_seqs:
+            sequence = self._waiting[0]
+            if sequence.num_tokens >= free and (self._running or self._held):
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            sequence.held = sequence.num_tokens
+            self._used_tokens += sequence.held
+            free -= sequence.held
+            self._begin(sequence)
+
+    def _begin(self, sequence: SimSequence) -> None:
+        if sequence.started < 0:
+            sequence.started = self._clock.now()
+        tokens = sequence.request.token_ids
+        sequence.chain = block_chain(tokens, sequence.request.cache_salt)
+        if sequence.computed:
+            self._cache.insert(sequence.chain)
+            return
+        sequence.computed = self._cache.lookup(sequence.chain, len(tokens))
+        if not sequence.answered:
+            sequence.cached_tokens = sequence.computed
+            self._prefix_queries += len(tokens)
+            self._prefix_hits += sequence.computed
+
+    def _apply(self, step: _Step) -> None:
+        """Delivers what the step brought, to all sequences in this one call."""
+        for sequence, chunk in step.reading:
+            sequence.computed += chunk
+            if not sequence.dropped and sequence.computed >= len(sequence.request.token_ids):
+                self._cache.insert(sequence.chain)
+        for sequence in step.writing:
+            if sequence.dropped:
+                continue
+            if sequence.advance():
+                self._running.remove(sequence)
+                self._used_tokens -= sequence.held
+                sequence.held = 0
+            else:
+                sequence.held += 1
+                self._used_tokens += 1
+        while self._used_tokens + self._held_tokens > self._config.kv_capacity_tokens:
+            if len(self._running) < 2:
+                break
+            self._preempt(self._running.pop())
+
+    def _preempt(self, sequence: SimSequence) -> None:
+        self._used_tokens -= sequence.held
+        sequence.held = sequence.computed = 0
+        self._waiting.appendleft(sequence)

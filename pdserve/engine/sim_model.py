@@ -1,0 +1,150 @@
+"""The language model of the simulated engine: pure, no clock, no weights.
+
+Each token is a function of the tokens before it (and of the seed, when sampling), as with a
+real model at temperature 0: it does not depend on route, salt or timing, and a prompt
+extended by part of its answer is answered with the rest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from struct import pack
+
+from blake3 import blake3
+
+from pdserve.types import FinishReason, SamplingParams
+
+WORDS = (
+    "the of and to in is it that was for on are as with his they at be this have from or had "
+    "by not word but what some we can out other were all there when up use your how said an "
+    "each she which do their time if will way about many then them write would like so these "
+    "her long make thing see him two has look more day could go come did number sound no most "
+    "people my over know water than call first who may down side been now find any new work"
+).split()
+EOS = 0
+BLOCK_SIZE = 32
+
+_NUM_WORDS = len(WORDS)
+_TEXTS = ("", *(f" {word}" for word in WORDS))
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 6364136223846793005
+_EOS_ONE_IN = 256
+
+
+def _absorb(state: int, token: int) -> int:
+    return (state * _MULTIPLIER + token + 0x9E3779B97F4A7C15) & _MASK
+
+
+class Answer:
+    """Makes the answer to one prompt token by token, and ends it after `max_tokens` at most.
+
+    Stop strings are met as vLLM meets them: looked for in the text of the new token after
+    `min_tokens`, the first of the list wins, nothing of it is ever handed out; text that could
+    still become part of one is held back until the end.
+    """
+
+    __slots__ = (
+        "_held_chars",
+        "_ignore_eos",
+        "_max_tokens",
+        "_min_tokens",
+        "_seed",
+        "_sent_chars",
+        "_state",
+        "_stop",
+        "_stop_token_ids",
+        "_text",
+        "num_tokens",
+    )
+
+    def __init__(self, prompt: tuple[int, ...], sampling: SamplingParams, max_tokens: int) -> None:
+        self._state = 0
+        for token in prompt:
+            self._state = _absorb(self._state, token)
+        sampled = sampling.temperature > 0 and sampling.seed is not None
+        self._seed = _absorb(1, sampling.seed or 0) if sampled else 0
+        self._max_tokens = max_tokens
+        self._min_tokens = sampling.min_tokens
+        self._ignore_eos = sampling.ignore_eos
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._stop = sampling.stop
+        self._held_chars = max((len(stop) for stop in self._stop), default=1) - 1
+        self._text = ""
+        self._sent_chars = 0
+        self.num_tokens = 0
+
+    def next(self) -> tuple[int, str, FinishReason | None]:
+        """The next token, the text that may be handed out now, and the end if it is one."""
+        # The high bits of the state are the well-mixed ones.
+        mixed = (self._state ^ self._seed) * _MULTIPLIER & _MASK
+        token = 1 + (mixed >> 40) % _NUM_WORDS
+        self.num_tokens += 1
+        forced = self.num_tokens <= self._min_tokens
+        if not forced and (mixed >> 32) % _EOS_ONE_IN == 0:
+            token = EOS
+        self._state = _absorb(self._state, token)
+        finish: FinishReason | None = None
+        if not forced and (
+            (token == EOS and not self._ignore_eos) or token in self._stop_token_ids
+        ):
+            finish = FinishReason.STOP
+        elif self.num_tokens >= self._max_tokens:
+            finish = FinishReason.LENGTH
+        # A token that ends the answer has no part in its text.
+        text = "" if finish is FinishReason.STOP else _TEXTS[token]
+        if self._stop:
+            text, finish = self._hold_back(text, finish)
+        return token, text, finish
+
+    def _hold_back(
+        self, new: str, finish: FinishReason | None
+    ) -> tuple[str, FinishReason | None]:
+        self._text += new
+        if new and self.num_tokens > self._min_tokens:
+            for stop in self._stop:
+                start = self._text.find(stop, max(0, len(self._text) - len(new) - len(stop) + 1))
+                if start >= 0:
+                    self._text = self._text[:start]
+                    finish = FinishReason.STOP
+                    break
+        held = 0 if finish else self._held_chars
+        safe = max(self._sent_chars, len(self._text) - held)
+        text = self._text[self._sent_chars : safe]
+        self._sent_chars = safe
+        return text, finish
+
+
+class PrefixCache:
+    """Which blocks of 32 prompt tokens were read before; the least recently used go first."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self._capacity = capacity_tokens // BLOCK_SIZE
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def lookup(self, chain: list[bytes], num_tokens: int) -> int:
+        """Leading tokens found; never all `num_tokens`, for the last must be computed."""
+        hits = 0
+        for block in chain[: (num_tokens - 1) // BLOCK_SIZE]:
+            if block not in self._blocks:
+                break
+            self._blocks.move_to_end(block)
+            hits += 1
+        return hits * BLOCK_SIZE
+
+    def insert(self, chain: list[bytes]) -> None:
+        for block in chain:
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
+
+
+def block_chain(token_ids: tuple[int, ...], cache_salt: str) -> list[bytes]:
+    """A digest for each full block; each covers the salt and everything before it."""
+    chain: list[bytes] = []
+    previous = cache_salt.encode()
+    for end in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE):
+        block = pack(f"<{BLOCK_SIZE}I", *token_ids[end - BLOCK_SIZE : end])
+        previous = blake3(previous + block).digest(16)
+        chain.append(previous)
+    return chain

@@ -1,0 +1,104 @@
+"""One sequence inside the simulated engine: its progress, and the hand-over to its reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdserve.engine.sim_model import Answer
+from pdserve.errors import DecodeError
+from pdserve.types import Delta, EngineRequest, Usage
+
+
+class SimSequence:
+    """Owned by the engine, which sets the plain attributes; one task reads it by `next`.
+
+    Without an answer it only reads its prompt. Times are on the engine's clock, `started` is
+    negative until the engine begins; counts are in tokens: `computed` of the KV that is there,
+    `held` of the capacity that is charged.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_error",
+        "_pending",
+        "_waiter",
+        "answered",
+        "arrived",
+        "cached_tokens",
+        "chain",
+        "computed",
+        "dropped",
+        "held",
+        "request",
+        "started",
+    )
+
+    def __init__(self, request: EngineRequest, answer: Answer | None, arrived: float) -> None:
+        self.request = request
+        self.arrived = arrived
+        self.started = -1.0
+        self.computed = 0
+        self.cached_tokens = 0
+        self.held = 0
+        self.answered = 0
+        self.dropped = False
+        self.chain: list[bytes] = []
+        self._answer = answer
+        self._pending: Delta | None = None
+        self._error: DecodeError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def writes(self) -> bool:
+        return self._answer is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer so far."""
+        return len(self.request.token_ids) + self.answered
+
+    def advance(self) -> bool:
+        """Makes the next token, or ends the prefill; True when the sequence is done."""
+        if self._answer is None:
+            self._pending = Delta("")
+            self._notify()
+            return True
+        token, text, finish = self._answer.next()
+        self.answered += 1
+        self.computed += 1
+        delta = self._pending
+        if delta is None:
+            self._pending = delta = Delta(text, [token])
+        else:
+            delta.text += text
+            delta.token_ids.append(token)
+        if finish is not None:
+            delta.finish_reason = finish
+            delta.usage = Usage(len(self.request.token_ids), self.answered, self.cached_tokens)
+        self._notify()
+        return finish is not None
+
+    def fail(self, error: DecodeError) -> None:
+        """Raised to the reader, in place of anything it has not read yet."""
+        self._error = error
+        self._notify()
+
+    async def next(self) -> Delta:
+        """What came since the last call, waiting for it if nothing did.
+
+        Raises the DecodeError of `fail`.
+        """
+        if self._pending is None and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+        delta = self._pending
+        assert delta is not None
+        self._pending = None
+        return delta
+
+    def _notify(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

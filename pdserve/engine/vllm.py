@@ -1,0 +1,242 @@
+"""The real engine: vLLM's AsyncLLM in this process, its core and workers in processes of their own.
+
+This module, its siblings `vllm_*`, `child` and `kv` alone know vLLM (0.32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from pdserve.engine import vllm_process
+from pdserve.engine.base import EngineInfo, EngineLoad, Prefilled, StepListener
+from pdserve.engine.kv import nixl
+from pdserve.engine.vllm_args import VllmEngineConfig
+from pdserve.engine.vllm_stats import StepRecorder
+from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    FinishReason,
+    FirstTokenTimings,
+    KvDescriptor,
+    NixlDescriptor,
+    SamplingParams,
+    Usage,
+)
+
+_WARM_UP = EngineRequest("warm-up", (1, 2, 3, 4), SamplingParams(max_tokens=1, temperature=0))
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_DEAD = "the engine is not running"
+
+
+class VllmEngine:
+    """`Engine` on vLLM; one per process, for vLLM is configured by the environment."""
+
+    def __init__(self, config: VllmEngineConfig) -> None:
+        self._config = config
+        self._process: vllm_process.EngineProcess | None = None
+        self._recorder = StepRecorder(lambda _: None)
+        self._info: EngineInfo | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def start(self, listener: StepListener) -> None:
+        self._recorder = StepRecorder(listener)
+        process = vllm_process.EngineProcess(self._config, self._recorder)
+        self._process = process
+        try:
+            self._info = await process.start()
+            async for _ in self.generate(_WARM_UP, None):
+                pass
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "the engine has not started"
+        return self._info
+
+    @property
+    def load(self) -> EngineLoad:
+        return self._recorder.load
+
+    async def generate(
+        self, request: EngineRequest, kv: KvDescriptor | None
+    ) -> AsyncIterator[Delta]:
+        reason = ErrorReason.DECODE_FAILED
+        params = None
+        if kv is not None:
+            params = nixl.decode_params(self._checked(kv, len(request.token_ids)))
+            # Until the first token, what can fail is the hand-off.
+            reason = ErrorReason.KV_TRANSFER_FAILED
+        outputs = self._outputs(request, _sampling(request.sampling, params))
+        completion_tokens = 0
+        async with aclosing(outputs):
+            async for output in _translated(outputs, DecodeError, reason):
+                completion = output.outputs[0]
+                _check_finish(completion.finish_reason, DecodeError, reason)
+                first = completion_tokens == 0
+                completion_tokens += len(completion.token_ids)
+                delta = Delta(completion.text, list(completion.token_ids))
+                if first and completion_tokens:
+                    reason = ErrorReason.DECODE_FAILED
+                    delta.timings = FirstTokenTimings(*_phases(output.metrics))
+                if output.finished:
+                    delta.finish_reason = _FINISH[completion.finish_reason]
+                    # vLLM counts tokens that were handed over as cached: they were not.
+                    cached = 0 if kv is not None else output.num_cached_tokens or 0
+                    delta.usage = Usage(len(request.token_ids), completion_tokens, cached)
+                yield delta
+
+    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+        # What is sampled here is thrown away: the decode engine samples the first token.
+        sampling = _sampling(
+            SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
+            nixl.prefill_params(lease_s),
+        )
+        name = _unique(request.request_id)
+        last = None
+        outputs = self._outputs(request, sampling, name)
+        try:
+            async with aclosing(outputs):
+                async for output in _translated(
+                    outputs, PrefillError, ErrorReason.PREFILL_FAILED
+                ):
+                    _check_finish(
+                        output.outputs[0].finish_reason, PrefillError, ErrorReason.PREFILL_FAILED
+                    )
+                    last = output
+        except BaseException:
+            # It may have finished inside the engine before the abort got there.
+            self._release_in_background(name)
+            raise
+        if last is None or last.kv_transfer_params is None:
+            raise PrefillError(ErrorReason.PREFILL_FAILED, "the prompt's KV blocks are not held")
+        return Prefilled(
+            nixl.to_descriptor(last.kv_transfer_params),
+            last.num_cached_tokens or 0,
+            *_phases(last.metrics),
+        )
+
+    async def release(self, descriptor: KvDescriptor) -> None:
+        if isinstance(descriptor, NixlDescriptor):
+            await self._release(descriptor.request_id)
+
+    async def check(self) -> None:
+        if self._process is None or not self._process.alive:
+            raise DecodeError(ErrorReason.DECODE_FAILED, _DEAD)
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for task in self._releases:
+                task.cancel()
+            await process.close()
+
+    def _llm(self) -> Any:
+        if self._process is None or not self._process.alive:
+            raise DecodeError(ErrorReason.DECODE_FAILED, _DEAD)
+        return self._process.llm
+
+    def _outputs(self, request: EngineRequest, sampling: Any, name: str | None = None) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
+        # Two sequences may have one public id: a retry while the first is being aborted.
+        return self._llm().generate(prompt, sampling, name or _unique(request.request_id))
+
+    def _checked(self, descriptor: KvDescriptor, num_tokens: int) -> NixlDescriptor:
+        if not isinstance(descriptor, NixlDescriptor) or not self.info.transports:
+            raise DecodeError(
+                ErrorReason.KV_TRANSFER_FAILED, "this engine cannot fetch such KV blocks"
+            )
+        if not nixl.covers(descriptor, num_tokens, self.info.fingerprint.block_size):
+            raise DecodeError(
+                ErrorReason.KV_TRANSFER_FAILED, "the KV blocks are not those of the prompt"
+            )
+        return descriptor
+
+    async def _release(self, request_id: str) -> None:
+        if self._process is not None and self._process.alive:
+            # An empty request that vLLM aborts at once: it only carries the order.
+            await self._process.llm.notify_kv_transfer_request_rejected(
+                _unique("release"), nixl.release_params(request_id)
+            )
+
+    def _release_in_background(self, name: str) -> None:
+        task = asyncio.ensure_future(self._release(name))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+
+def _unique(request_id: str) -> str:
+    return f"{request_id}-{secrets.token_hex(8)}"
+
+
+def _sampling(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -> Any:
+    """vLLM's SamplingParams, every field of ours mapped."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmSamplingParams
+
+    extra = {"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None
+    return VllmSamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,  # 0 is "all" to both
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=list(params.stop),
+        stop_token_ids=list(params.stop_token_ids),
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra,
+    )
+
+
+def _phases(metrics: Any) -> tuple[float, float]:
+    """Seconds from vLLM's request statistics: waiting in the engine, then to the first token."""
+    return (
+        max(0.0, metrics.scheduled_ts - metrics.queued_ts),
+        max(0.0, metrics.first_token_ts - metrics.scheduled_ts),
+    )
+
+
+def _check_finish(
+    finish_reason: str | None, error: type[DecodeError] | type[PrefillError], reason: ErrorReason
+) -> None:
+    if finish_reason is None or finish_reason in _FINISH:
+        return
+    what = (
+        "the prompt's KV blocks could not be fetched"
+        if reason is ErrorReason.KV_TRANSFER_FAILED
+        else "the engine gave the sequence up"
+    )
+    raise error(reason, what)
+
+
+async def _translated(
+    outputs: Any, error: type[DecodeError] | type[PrefillError], reason: ErrorReason
+) -> AsyncIterator[Any]:
+    """vLLM's outputs, its exceptions as ours."""
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        async for output in outputs:
+            yield output
+    except EngineDeadError as dead:
+        raise error(reason, _DEAD) from dead
+    except (VLLMClientError, ValueError) as refused:
+        raise error(reason, f"the engine refused the request: {refused}") from refused
+    except EngineGenerateError as failed:
+        raise error(reason, "the engine failed on the request") from failed

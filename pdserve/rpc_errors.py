@@ -1,0 +1,148 @@
+"""PdserveError to gRPC status and back: the interceptor on the way out, one function in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
+
+from pdserve.errors import ERROR_DOMAIN, ErrorReason, PdserveError
+
+_log = structlog.get_logger(__name__)
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+
+_INTERNAL = PdserveError(ErrorReason.INTERNAL, "internal error")
+
+
+def to_status(error: PdserveError) -> grpc.Status:
+    """The gRPC status of the error, with a google.rpc.ErrorInfo in its details.
+
+    The info's metadata has `retryable` ("true" or "false") and, where the error has them,
+    `param` and `retry_after_s` (seconds, decimal).
+    """
+    traits = error.reason.value
+    metadata = {"retryable": str(traits.retryable).lower()}
+    if error.param is not None:
+        metadata["param"] = error.param
+    if error.retry_after_s is not None:
+        metadata["retry_after_s"] = f"{error.retry_after_s:.3f}"
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason.name, domain=ERROR_DOMAIN, metadata=metadata
+    )
+    code: int = grpc.StatusCode[traits.grpc].value[0]
+    status = status_pb2.Status(code=code, message=error.message)
+    status.details.add().Pack(info)
+    return rpc_status.to_status(status)
+
+
+async def abort(context: Context, error: PdserveError) -> NoReturn:
+    """Ends the call with the error's status."""
+    status = to_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort raises")
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, lost: ErrorReason) -> PdserveError:
+    """What a failed call means. `lost` is the reason for a peer that is gone.
+
+    A status without pdserve's ErrorInfo was not made by a pdserve service: the peer cannot
+    be reached, died in mid-call or was stopped (`lost`), or gRPC itself refused.
+    """
+    info = _error_info(error)
+    if info is not None and info.reason in ErrorReason.__members__:
+        retry_after = info.metadata.get("retry_after_s")
+        return PdserveError(
+            ErrorReason[info.reason],
+            error.details() or "",
+            param=info.metadata.get("param"),
+            retry_after_s=None if retry_after is None else float(retry_after),
+        )
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNKNOWN:
+            return PdserveError(lost, "the connection to the worker was lost")
+        case code:
+            return PdserveError(ErrorReason.INTERNAL, f"a worker answered {code.name}")
+
+
+def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    try:
+        # Typed for the sync API's Call, whose methods an AioRpcError has too.
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    info = error_details_pb2.ErrorInfo()
+    for detail in () if status is None else status.details:
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return info
+    return None
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Gives every PdserveError its status; hides any other exception behind INTERNAL."""
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        kinds = "unary_unary", "unary_stream", "stream_unary", "stream_stream"
+        kind = next(kind for kind in kinds if getattr(handler, kind))
+        guard = _guard_stream if handler.response_streaming else _guard_unary
+        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            guard(getattr(handler, kind), method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _guard_unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await abort(context, _told(error, method))
+
+    return guarded
+
+
+def _guard_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    # Writes by itself instead of passing messages on as a generator: that costs nothing per
+    # message, and a call cancelled in a write closes the service's generator at once, where
+    # gRPC leaves it to the garbage collector.
+    async def guarded(request: Any, context: Context) -> None:
+        try:
+            result = behaviour(request, context)
+            if asyncio.iscoroutine(result):
+                await result
+                return
+            async with aclosing(result):
+                async for message in result:
+                    await context.write(message)
+        except Exception as error:
+            await abort(context, _told(error, method))
+
+    return guarded
+
+
+def _told(error: Exception, method: str) -> PdserveError:
+    """The error to tell the client. Re-raises gRPC's own, with which a handler ended the call."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, PdserveError):
+        return error
+    _log.error("call failed", method=method, exc_info=error)
+    return _INTERNAL
