@@ -30,7 +30,9 @@ def connect(url: str, key: str | None) -> Iterator[httpx.Client]:
     except httpx.RemoteProtocolError:
         raise CliError(f"{url} broke off in the middle of an answer") from None
     except httpx.HTTPError as error:
-        raise CliError(f"no coordinator answers at {url}: {error or type(error).__name__}") from None
+        raise CliError(
+            f"no coordinator answers at {url}: {error or type(error).__name__}"
+        ) from None
 
 
 def get_json(client: httpx.Client, path: str) -> Any:

@@ -44,7 +44,9 @@ def new(
     except OSError as error:
         raise CliError(f"keys file {file}: {error.strerror}") from None
     print(plain)
-    print(f"key {entry.id} of {tenant} added to {file}; the key is not shown again", file=sys.stderr)
+    print(
+        f"key {entry.id} of {tenant} added to {file}; the key is not shown again", file=sys.stderr
+    )
 
 
 def _append(file: Path, entry: dict[str, Any]) -> None:

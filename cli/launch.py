@@ -8,18 +8,21 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cli
 from cli import plan, ports
-from cli.child import ChildFailedError, ChildSpec, Ending
+from cli.child import ChildFailedError, ChildSpec, Message
 from cli.failure import CliError
-from cli.plan import ModelChoice, Pools, WorkerPorts
+from cli.plan import Pools, WorkerPorts
 from cli.report import Endpoints, Reporter
 from cli.supervisor import GaveUpError, Supervisor
+from coordinator.gateway.gateway import require_keys
+from coordinator.gateway.keys import KeyRing
+from pdserve import models
 from pdserve.config import Listen, ModelConfig, Settings
 from pdserve.types import Role
 
@@ -35,33 +38,36 @@ class UpOptions:
 
     settings: Settings
     pools: Pools
-    choice: ModelChoice
+    model: Mapping[str, object]
     log_dir: Path | None
 
 
 def up(options: UpOptions, reporter: Reporter) -> None:
-    """Runs until a signal stops it. Raises ConfigError before anything is started, else CliError."""
-    model = plan.the_model(options.settings, options.choice, options.pools)
-    settings = _fixed_ports(options.settings)
+    """Runs until a signal stops it. Raises CliError when it cannot go on.
+
+    What can be checked is checked before anything is started: ConfigError, ModelError.
+    """
+    model = plan.the_model(options.settings, options.model, options.pools)
+    if model.path is not None or not _is_fetched_by_name(model):
+        model = _with_folder(model, models.resolve(model.path or model.name, lambda _: None))
+    settings = _checked(options.settings)
     log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="pdserve-"))
     log_dir.mkdir(parents=True, exist_ok=True)
 
     async def run() -> None:
         supervisor = Supervisor(reporter, log_dir)
-        system = _System(settings, options.pools, supervisor, reporter)
         try:
-            await _serve(system, model, supervisor, reporter)
+            await _serve(_System(settings, options.pools, supervisor, reporter), model)
         finally:
             supervisor.close()
 
     try:
         asyncio.run(run())
-    except ChildFailedError as failed:
-        reporter.died(failed.ending, None)
-        raise CliError(_why(failed, failed.ending, log_dir)) from None
-    except GaveUpError as failed:
-        reporter.died(failed.ending, None)
-        raise CliError(_why(failed, failed.ending, log_dir)) from None
+    except (ChildFailedError, GaveUpError) as failed:
+        ending = failed.ending
+        reporter.died(ending, None)
+        last = f": {ending.reason[-1]}" if ending.reason else ""
+        raise CliError(f"{failed}{last} (log: {log_dir / ending.name}.log)") from None
     reporter.stopped()
 
 
@@ -73,10 +79,12 @@ class _System:
     ) -> None:
         self._settings = settings
         self._pools = pools
-        self._supervisor = supervisor
-        self._reporter = reporter
+        self.supervisor = supervisor
+        self.reporter = reporter
 
     async def start(self, model: ModelConfig) -> Endpoints:
+        if model.tokenizer == "model" and model.path is None:
+            model = await self._fetch(model)
         workers = plan.worker_names(self._pools)
         available = sorted(os.sched_getaffinity(0))
         cores = plan.share_cores(available, len(workers), self._pools.cores)
@@ -85,26 +93,34 @@ class _System:
                 group.create_task(self._start_worker(worker, model, plan.core_list(own)))
                 for worker, own in zip(workers, cores, strict=True)
             ]
-        ready = [start.result() for start in starts]
-        metrics = {name: message["metrics"] for (name, _), message in zip(workers, ready, strict=True)}
-        addresses = [message["grpc"] for message in ready]
-        return await self._start_coordinator(model, addresses, metrics)
+        ready = {name: start.result() for (name, _), start in zip(workers, starts, strict=True)}
+        return await self._start_coordinator(model, ready)
 
     async def stop(self) -> None:
         """The coordinator first: it lets running requests end while their workers are there."""
-        self._reporter.failed()
-        self._reporter.step("stop", "stopping")
-        await self._supervisor.stop([COORDINATOR])
-        await self._supervisor.stop()
-        self._reporter.done("stop", "every process has ended")
+        self.reporter.failed()
+        self.reporter.step("stop", "stopping")
+        await self.supervisor.stop([COORDINATOR])
+        await self.supervisor.stop()
+        self.reporter.done("stop", "every process has ended")
+
+    async def _fetch(self, model: ModelConfig) -> ModelConfig:
+        """A process of its own: it can be stopped at any time, as a download in a thread cannot."""
+        self.reporter.step("model", f"looking for the model {model.name}")
+        argv = _argv("model", "fetch", model.name, "--json")
+        message = await self.supervisor.run(
+            ChildSpec("model", argv, _env(self._settings), _STOP_MARGIN_S)
+        )
+        self.reporter.done("model", f"the model lies in {message['folder']}")
+        return _with_folder(model, Path(message["folder"]))
 
     async def _start_worker(
         self, worker: tuple[str, Role], model: ModelConfig, cores: str
-    ) -> dict[str, Any]:
+    ) -> Message:
         name, role = worker
         engine = self._settings.worker.engine
         where = f", cores {cores}" if engine == "vllm" else ""
-        self._reporter.step(name, f"starting {name} ({engine}{where})")
+        self.reporter.step(name, f"starting {name} ({engine}{where})")
         for tries_left in reversed(range(_PORT_TRIES)):
             chosen = ports.pick(3)
             settings = plan.worker_settings(
@@ -113,57 +129,58 @@ class _System:
             stop_s = settings.worker.drain_s + _STOP_MARGIN_S
             spec = ChildSpec(name, _argv(role, "--id", name), _env(settings), stop_s)
             try:
-                message = await self._supervisor.start(spec)
+                message = await self.supervisor.start(spec)
                 break
             except ChildFailedError:
                 # Only a port that somebody took in the meantime is worth another try.
                 if not tries_left or all(map(ports.is_free, chosen)):
                     raise
-        self._reporter.done(name, f"{name} is ready")
+        self.reporter.done(name, f"{name} is ready")
         return message
 
     async def _start_coordinator(
-        self, model: ModelConfig, workers: list[str], metrics: dict[str, str]
+        self, model: ModelConfig, workers: Mapping[str, Message]
     ) -> Endpoints:
-        settings = plan.coordinator_settings(self._settings, model, workers)
+        addresses = [message["grpc"] for message in workers.values()]
+        settings = plan.coordinator_settings(self._settings, model, addresses)
         config = settings.coordinator
-        self._reporter.step(COORDINATOR, "starting coordinator, sending a request down each route")
         stop_s = config.drain_s + _STOP_MARGIN_S
-        await self._supervisor.start(
+        self.reporter.step(COORDINATOR, "starting coordinator, trying each route")
+        await self.supervisor.start(
             ChildSpec(COORDINATOR, _argv(COORDINATOR), _env(settings), stop_s)
         )
-        self._reporter.done(COORDINATOR, "coordinator is ready")
+        self.reporter.done(COORDINATOR, "coordinator is ready")
         http = _reachable(config.http)
+        metrics = {name: message["metrics"] for name, message in workers.items()}
         return Endpoints(
             http=http,
             grpc=_reachable(config.grpc),
             metrics={COORDINATOR: http, **metrics},
             model=model.name,
             needs_key=config.gateway.keys_file is not None,
-            log_dir=self._supervisor.log_path(COORDINATOR).parent,
+            log_dir=self.supervisor.log_path(COORDINATOR).parent,
         )
 
 
-async def _serve(
-    system: _System, model: ModelConfig, supervisor: Supervisor, reporter: Reporter
-) -> None:
+async def _serve(system: _System, model: ModelConfig) -> None:
+    """From the first start to the last end. The first signal asks, the second one kills."""
     asked = asyncio.Event()
 
     def on_signal() -> None:
         if asked.is_set():
-            supervisor.kill()
+            system.supervisor.kill()
         asked.set()
 
     async def start_and_stay() -> None:
-        reporter.ready(await system.start(model))
+        system.reporter.ready(await system.start(model))
         await asyncio.get_running_loop().create_future()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    ticker = asyncio.create_task(_tick(reporter))
+    ticker = asyncio.create_task(_tick(system.reporter))
     try:
-        await _first_of(start_and_stay(), asked.wait(), supervisor.gave_up())
+        await _first_of(start_and_stay(), asked.wait(), system.supervisor.gave_up())
     finally:
         await system.stop()
         ticker.cancel()
@@ -191,19 +208,28 @@ async def _tick(reporter: Reporter) -> None:
         reporter.tick()
 
 
-def _fixed_ports(settings: Settings) -> Settings:
-    """With ports instead of 0, so that a restart keeps them. Raises ConfigError if one is taken."""
+def _checked(settings: Settings) -> Settings:
+    """With real ports instead of 0, so that a restart keeps them. Raises ConfigError."""
     config = settings.coordinator
+    require_keys(config.http, config.grpc, config.gateway)
+    if config.gateway.keys_file is not None:
+        KeyRing.load(config.gateway.keys_file)
     ports.check(config.http, "--port")
     ports.check(config.grpc, "--grpc-port")
-    spare = ports.pick(2)
     http, grpc = (
         listen if listen.port else listen.model_copy(update={"port": port})
-        for listen, port in zip((config.http, config.grpc), spare, strict=True)
+        for listen, port in zip((config.http, config.grpc), ports.pick(2), strict=True)
     )
-    return settings.model_copy(
-        update={"coordinator": config.model_copy(update={"http": http, "grpc": grpc})}
-    )
+    config = config.model_copy(update={"http": http, "grpc": grpc})
+    return settings.model_copy(update={"coordinator": config})
+
+
+def _is_fetched_by_name(model: ModelConfig) -> bool:
+    return model.tokenizer == "bytes" or model.name == models.DEFAULT_MODEL
+
+
+def _with_folder(model: ModelConfig, folder: Path) -> ModelConfig:
+    return model.model_copy(update={"path": str(folder)})
 
 
 def _reachable(listen: Listen) -> str:
@@ -221,8 +247,3 @@ def _env(settings: Settings) -> dict[str, str]:
     root = str(Path(cli.__file__).parents[1])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     return env
-
-
-def _why(error: Exception, ending: Ending, log_dir: Path) -> str:
-    last = f": {ending.reason[-1]}" if ending.reason else ""
-    return f"{error}{last} (log: {log_dir / ending.name}.log)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -61,3 +62,13 @@ def nest(flags: Iterable[tuple[str, object]]) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[field] = value
     return nested
+
+
+def named_model(source: str | None) -> dict[str, str]:
+    """Fields of a model's configuration from what --model says: a name, or a folder."""
+    if source is None:
+        return {}
+    if os.sep in source or Path(source).is_dir():
+        path = Path(source).resolve()
+        return {"name": path.name, "path": str(path)}
+    return {"name": source}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
-from pdserve.types import Fallback, Mode, Role
+from pdserve.types import Mode, Role
 
 PREFIX = "PDSERVE_"
 
@@ -23,25 +23,22 @@ class Pools:
     cores: int | None = None
 
 
-@dataclass(frozen=True)
-class ModelChoice:
-    """What the command line says about the model; None leaves it to the configuration."""
-
-    mode: Mode | None = None
-    min_prefill_tokens: int | None = None
-    fallback: Fallback | None = None
-
-
-def the_model(settings: Settings, choice: ModelChoice, pools: Pools) -> ModelConfig:
-    """The one model that is served. Raises ConfigError."""
+def only_model(settings: Settings) -> ModelConfig:
+    """The one model of a configuration. Raises ConfigError when it has several."""
     models = settings.coordinator.models
     if len(models) > 1:
         raise ConfigError(
-            f"pdserve up serves one model, the configuration has {len(models)}: "
-            "start a coordinator and workers for each one instead"
+            f"the configuration has {len(models)} models and only one can be served like this: "
+            "list them in a file for pdserve coordinator, and start workers for each one"
         )
-    chosen = {name: value for name, value in vars(choice).items() if value is not None}
-    model = models[0].model_copy(update=chosen)
+    return models[0]
+
+
+def the_model(settings: Settings, changes: Mapping[str, object], pools: Pools) -> ModelConfig:
+    """The model that a system serves: the configured one with `changes`. Raises ConfigError."""
+    model = only_model(settings).model_copy(update=changes)
+    if settings.worker.engine == "sim" and model.path is None:
+        model = model.model_copy(update={"tokenizer": "bytes"})
     if model.mode is not Mode.COLOCATED and pools.prefill == 0:
         raise ConfigError(f"mode {model.mode} needs a prefill worker: --prefill 1 or more")
     return model
@@ -111,21 +108,22 @@ def worker_settings(
 
 def coordinator_settings(settings: Settings, model: ModelConfig, workers: list[str]) -> Settings:
     """The settings of the coordinator of these workers."""
-    config = settings.coordinator.model_copy(
-        update={"models": (model,), "workers": tuple(sorted(workers))}
-    )
+    settings = with_model(settings, model)
+    config = settings.coordinator.model_copy(update={"workers": tuple(workers)})
     return _with(settings, coordinator=config)
+
+
+def with_model(settings: Settings, model: ModelConfig) -> Settings:
+    """The settings of a coordinator that serves this model alone."""
+    config = settings.coordinator.model_copy(update={"models": (model,)})
+    return settings.model_copy(update={"coordinator": config})
 
 
 def child_env(settings: Settings, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """An environment from which `pdserve.config.load` reads exactly `settings`."""
     sections = settings.model_dump(mode="json")
     names = {PREFIX + section.upper() for section in sections}
-    env = {
-        name: value
-        for name, value in base.items()
-        if name.split("__")[0].upper() not in names
-    }
+    env = {name: value for name, value in base.items() if name.split("__")[0].upper() not in names}
     for section, value in sections.items():
         env[PREFIX + section.upper()] = json.dumps(value)
     return env

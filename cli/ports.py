@@ -21,7 +21,9 @@ def check(listen: Listen, flag: str) -> None:
                 f"{what} is taken by another program: choose another with {flag}"
             ) from None
         if error.errno == errno.EACCES:
-            raise ConfigError(f"{what} is for root alone: choose one above 1023 with {flag}") from None
+            raise ConfigError(
+                f"{what} is for root alone: choose one above 1023 with {flag}"
+            ) from None
         raise ConfigError(f"cannot listen on {listen.host}: {error.strerror}") from None
 
 

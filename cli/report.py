@@ -18,7 +18,7 @@ STILL_S = 10.0
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a running system is reached; `metrics` maps a process to its URL."""
+    """Where a running system is reached, as host:port; `metrics` has one for each process."""
 
     http: str
     grpc: str
@@ -116,7 +116,7 @@ class PlainReporter(Reporter):
         self.say(f"{step.text} ...")
 
     def show_still(self, name: str, step: Step, seconds: float) -> None:
-        self.say(f"{step.text} ... {seconds:.0f} s{step.detail and f': {step.detail}'}")
+        self.say(f"{step.text} ... {seconds:.0f} s{f': {step.detail}' if step.detail else ''}")
 
     def show_done(self, name: str, text: str, seconds: float) -> None:
         self.say(f"{text} ({seconds:.1f} s)")
@@ -187,11 +187,13 @@ class JsonReporter(Reporter):
 
 def welcome(endpoints: Endpoints) -> str:
     """How to use the running system, to be read by a newcomer and pasted into a shell."""
-    http, model = endpoints.http, endpoints.model
+    http, model = f"http://{endpoints.http}", endpoints.model
     question = f'"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
     curl_key = ' -H "authorization: Bearer $PDSERVE_KEY"' if endpoints.needs_key else ""
     sdk_key = 'os.environ["PDSERVE_KEY"]' if endpoints.needs_key else '"none"'
-    metrics = "\n".join(f"    {name}: {url}" for name, url in endpoints.metrics.items())
+    metrics = "\n".join(
+        f"    http://{address}/metrics  ({name})" for name, address in endpoints.metrics.items()
+    )
     return f"""
 pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
 

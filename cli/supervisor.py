@@ -94,15 +94,17 @@ class Supervisor:
     def log_path(self, name: str) -> Path:
         return self._log_dir / f"{name}.log"
 
-    async def run(self, spec: ChildSpec) -> None:
-        """Starts a child that has one task and waits for its end.
+    async def run(self, spec: ChildSpec) -> Message:
+        """Starts a child that has one task, waits for its end, and returns its "ready" message.
 
-        Raises ChildFailedError when it ends with anything but code 0.
+        Raises ChildFailedError when it fails.
         """
         child = await self._spawn(spec)
+        message = await child.ready()
         ending = await child.wait()
         if ending.returncode != 0:
             raise ChildFailedError(ending)
+        return message
 
     async def start(self, spec: ChildSpec) -> Message:
         """Starts a child and returns its "ready" message; from then on it is kept running.
@@ -122,7 +124,9 @@ class Supervisor:
 
     async def stop(self, names: Iterable[str] | None = None) -> None:
         """Asks children (all of them by default) to end, waits, and kills those that do not."""
-        chosen = list(self._children) if names is None else [n for n in names if n in self._children]
+        chosen = (
+            list(self._children) if names is None else [n for n in names if n in self._children]
+        )
         keepers = [self._keepers.pop(name) for name in chosen if name in self._keepers]
         for keeper in keepers:
             keeper.cancel()
@@ -151,7 +155,9 @@ class Supervisor:
             log.write(line + "\n")
             self._observer.line(name, line)
 
-        child = await Child.spawn(spec, lambda message: self._observer.message(name, message), on_line)
+        child = await Child.spawn(
+            spec, lambda message: self._observer.message(name, message), on_line
+        )
         self._children[name] = child
         return child
 

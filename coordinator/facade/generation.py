@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response, json_response
+from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
 from coordinator.facade.http_wire import WhileConnected, read_json_body
-from coordinator.facade.intake import Intake, begin, request_id_from
+from coordinator.facade.intake import Intake, begin, one_line, request_id_from
 from coordinator.facade.openai_answer import chat_completion, completion
 from coordinator.facade.openai_schema import (
+    MODE,
+    SESSION,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationBody,
@@ -32,9 +35,7 @@ from coordinator.facade.sse import (
 )
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import Delta, FinishReason, GenerateSpec, Mode, Route, Usage
-
-_MAX_REASON_CHARS = 256
+from pdserve.types import FinishReason, GenerateSpec, Mode, Route, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,117 @@ class GenerationResponse(Response):
         body = parse(self._operation.body, data)
         record.stream = bool(body.stream)
         spec = _spec(body, headers, record)
+        identity = AnswerIdentity(
+            id=self._operation.id_prefix + record.request_id,
+            created=int(time.time()),
+            model=body.model,
+        )
         stream: TokenStream | None = None
         try:
             async with WhileConnected(receive):
                 stream = await self._intake.open(spec, caller, record, body.param_names)
-                respond = self._stream if record.stream else self._collect
-                last = await respond(stream, body, record, send)
+                if record.stream:
+                    frames = Frames(identity, self._operation.chunk, body.include_usage)
+                    last = await self._stream(stream, frames, record, send)
+                else:
+                    last = await self._collect(stream, identity, record)
         finally:
             if stream is not None:
                 await stream.aclose()
-        # Sent last, for nothing may watch the connection once the response is complete.
-        await last(send)
-        await send({"type": "http.response.body", "body": last})
-'''
+        # Out here, for a complete response looks like a client that left.
+        for message in last:
+            await send(message)
+
+    async def _collect(
+        self, stream: TokenStream, identity: AnswerIdentity, record: RequestRecord
+    ) -> list[Message]:
+        """The messages of the whole response."""
+        texts: list[str] = []
+        async for delta in stream:
+            texts.append(delta.text)
+            if delta.finish_reason is not None:
+                assert delta.usage is not None
+                answer = self._operation.answer(
+                    identity, "".join(texts), delta.finish_reason, delta.usage
+                )
+                content = orjson.dumps(answer)
+                length = (b"content-length", b"%d" % len(content))
+                return [_start(b"application/json", stream.route, record, length), _body(content)]
+        raise _ended_early()
+
+    async def _stream(
+        self, stream: TokenStream, frames: Frames, record: RequestRecord, send: Send
+    ) -> list[Message]:
+        """Sends all but the last message, which it returns."""
+        await send(_start(b"text/event-stream; charset=utf-8", stream.route, record, *_UNBUFFERED))
+        try:
+            if frames.opening:
+                await send(_body(frames.opening, more=True))
+            async for delta in stream:
+                if delta.finish_reason is not None:
+                    assert delta.usage is not None
+                    return [_body(frames.closing(delta.text, delta.finish_reason, delta.usage))]
+                if delta.text:
+                    await send(
+                        {
+                            "type": "http.response.body",
+                            "body": frames.delta(delta.text),
+                            "more_body": True,
+                        }
+                    )
+            raise _ended_early()
+        except Exception as error:
+            return [_body(error_event(error_json(self._intake.failed(record, error))))]
+
+
+_UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+def _spec(body: GenerationBody, headers: Headers, record: RequestRecord) -> GenerateSpec:
+    """Raises RejectedError for a prompt or a header that makes no sense."""
+    return GenerateSpec(
+        request_id=record.request_id,
+        model=body.model,
+        prompt=body.to_prompt(),
+        sampling=body.to_sampling(),
+        mode=_mode(headers.get(MODE)),
+        tenant=record.tenant,
+        session=headers.get(SESSION, ""),
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def _mode(asked: str | None) -> Mode | None:
+    if asked is None:
+        return None
+    try:
+        return Mode(asked.strip().lower())
+    except ValueError:
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"{MODE} must be one of {', '.join(Mode)}",
+            param=MODE,
+        ) from None
+
+
+def _start(
+    media_type: bytes, route: Route, record: RequestRecord, *more: tuple[bytes, bytes]
+) -> Message:
+    headers = [
+        (b"content-type", media_type),
+        (REQUEST_ID.encode(), record.request_id.encode()),
+        (MODE.encode(), route.mode.value.encode()),
+        (b"x-pdserve-reason", one_line(route.reason).encode()),
+        *more,
+    ]
+    if route.arm:
+        headers.append((b"x-pdserve-arm", one_line(route.arm).encode()))
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _body(content: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": more}
+
+
+def _ended_early() -> PdserveError:
+    return PdserveError(ErrorReason.INTERNAL, "the answer ended without a finish reason")

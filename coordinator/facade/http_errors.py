@@ -7,11 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.facade.intake import request_id_from
 from pdserve.errors import ErrorReason, PdserveError
 
 REQUEST_ID = "x-request-id"
+
+
+def request_id_of(request: Request) -> str:
+    """The same each time for one request, its own or a fresh one."""
+    state = request.state
+    if not hasattr(state, "request_id"):
+        state.request_id = request_id_from(request.headers.get(REQUEST_ID))
+    return str(state.request_id)
+
+
+def request_id_header(request: Request) -> dict[str, str]:
+    return {REQUEST_ID: request_id_of(request)}
 
 
 def error_json(error: PdserveError) -> dict[str, Any]:
@@ -44,6 +58,4 @@ def error_response(
 def json_response(
     content: Mapping[str, Any], headers: Mapping[str, str], *, status: int = 200
 ) -> Response:
-    return Response(
-        orjson.dumps(content), status, headers=headers, media_type="application/json"
-    )
+    return Response(orjson.dumps(content), status, headers=headers, media_type="application/json")

@@ -26,6 +26,7 @@ from pdserve.types import GenerateSpec
 log = structlog.get_logger("facade")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MAX_HEADER_CHARS = 256
 _TRACE_CONTEXT = TraceContextTextMapPropagator()
 _TRACE_IDS = RandomIdGenerator()
 
@@ -85,9 +86,7 @@ class Intake:
         return told
 
 
-def begin(
-    surface: str, operation: str, request_id: str, traceparent: str | None
-) -> RequestRecord:
+def begin(surface: str, operation: str, request_id: str, traceparent: str | None) -> RequestRecord:
     """The record of a request that arrives now."""
     return RequestRecord(
         request_id=request_id,
@@ -104,6 +103,12 @@ def request_id_from(asked: str | None) -> str:
     if asked is not None and _REQUEST_ID.fullmatch(asked):
         return asked
     return uuid.uuid4().hex
+
+
+def one_line(words: str) -> str:
+    """Words as a header or metadata value can carry them: printable ASCII, one line, not long."""
+    ascii_words = words[:_MAX_HEADER_CHARS].encode("ascii", "replace").decode()
+    return "".join(char if char.isprintable() else " " for char in ascii_words).strip()
 
 
 def told_error(error: BaseException) -> PdserveError:

@@ -17,7 +17,9 @@ from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
 _MAX_PARAM_CHARS = 128
-_HEADER_NAMES = {"session": "x-pdserve-session", "mode": "x-pdserve-mode"}
+MODE = "x-pdserve-mode"
+SESSION = "x-pdserve-session"
+_HEADER_NAMES = {"session": SESSION, "mode": MODE}
 
 # Tags of unions begin with "<": they are no part of the path that a client is told.
 _STRINGS, _STRING, _IDS, _ID_LISTS, _PARTS = "<strings>", "<string>", "<ids>", "<lists>", "<parts>"
@@ -133,9 +135,7 @@ class GenerationBody(_Body):
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         asked = self.asked_max_tokens
         given = {
-            name: value
-            for name in _SAMPLING_FIELDS
-            if (value := getattr(self, name)) is not None
+            name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
         }
         if self.top_k == -1:  # vLLM's other way to say "all"
             given["top_k"] = 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
 from pdserve.engine.base import EngineInfo, EngineLoad, Prefilled, StepListener, StepStats, Transfer
+from pdserve.engine.sim_held import HeldPrompts
 from pdserve.engine.sim_model import BLOCK_SIZE, Answer, PrefixCache, block_chain
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
@@ -38,15 +39,6 @@ class _Step:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The KV of a prompt that waits to be fetched; keeps its descriptor, and so its id, alive."""
-
-    descriptor: KvDescriptor
-    num_tokens: int
-    expiry: asyncio.Task[None]
-
-
 class SimEngine:
     """An Engine that needs nothing. `revision` stands for the model in its fingerprint."""
 
@@ -60,19 +52,17 @@ class SimEngine:
             kv_capacity_tokens=config.kv_capacity_tokens,
             transports=("sim",),
         )
+        self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)
         self._waiting: deque[SimSequence] = deque()
         self._running: list[SimSequence] = []
-        # By identity: the descriptors of two prompts of one length are equal.
-        self._held: dict[int, _Held] = {}
-        self._held_tokens = 0
+        self._held = HeldPrompts(clock, self._wake.set)
         self._used_tokens = 0
         self._fetching = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
         self._transfers: list[Transfer] = []
         self._dead: str | None = None
-        self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self, listener: StepListener) -> None:
@@ -84,7 +74,7 @@ class SimEngine:
 
     @property
     def load(self) -> EngineLoad:
-        used = self._used_tokens + self._held_tokens
+        used = self._used_tokens + self._held.num_tokens
         return EngineLoad(
             running=len(self._running),
             waiting=len(self._waiting) + self._fetching,
@@ -125,7 +115,7 @@ class SimEngine:
             self._drop(sequence)
         num_tokens = len(request.token_ids)
         descriptor = SimDescriptor(num_tokens * self._config.kv_bytes_per_token)
-        self._hold(descriptor, num_tokens, lease_s)
+        self._held.add(descriptor, num_tokens, lease_s)
         return Prefilled(
             descriptor,
             sequence.cached_tokens,
@@ -134,11 +124,7 @@ class SimEngine:
         )
 
     async def release(self, descriptor: KvDescriptor) -> None:
-        held = self._held.pop(id(descriptor), None)
-        if held is not None:
-            held.expiry.cancel()
-            self._held_tokens -= held.num_tokens
-            self._wake.set()
+        self._held.release(descriptor)
 
     async def check(self) -> None:
         if self._dead is not None:
@@ -146,8 +132,7 @@ class SimEngine:
 
     async def close(self) -> None:
         self.fail("the engine was closed")
-        for held in list(self._held.values()):
-            await self.release(held.descriptor)
+        self._held.release_all()
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -183,15 +168,6 @@ class SimEngine:
             self._fetching -= 1
         self._transfers.append(Transfer("sim", kv.num_bytes, seconds))
         sequence.computed = len(sequence.request.token_ids)
-
-    def _hold(self, descriptor: KvDescriptor, num_tokens: int, lease_s: float) -> None:
-        async def expire() -> None:
-            await self._clock.sleep(lease_s)
-            await self.release(descriptor)
-
-        expiry = asyncio.create_task(expire(), name="sim lease")
-        self._held[id(descriptor)] = _Held(descriptor, num_tokens, expiry)
-        self._held_tokens += num_tokens
 
     def _drop(self, sequence: SimSequence) -> None:
         """Forgets a sequence, wherever it is; a step under way leaves it out."""
@@ -254,10 +230,10 @@ class SimEngine:
         return _Step(reading, writing, seconds)
 
     def _admit(self) -> None:
-        free = self._config.kv_capacity_tokens - self._used_tokens - self._held_tokens
+        free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
         while self._waiting and len(self._running) < self._config.max_num_seqs:
             sequence = self._waiting[0]
-            if sequence.num_tokens >= free and (self._running or self._held):
+            if sequence.num_tokens >= free and (self._running or self._held.num_tokens):
                 return
             self._waiting.popleft()
             self._running.append(sequence)
@@ -296,7 +272,7 @@ class SimEngine:
             else:
                 sequence.held += 1
                 self._used_tokens += 1
-        while self._used_tokens + self._held_tokens > self._config.kv_capacity_tokens:
+        while self._used_tokens + self._held.num_tokens > self._config.kv_capacity_tokens:
             if len(self._running) < 2:
                 break
             self._preempt(self._running.pop())

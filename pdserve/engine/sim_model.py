@@ -14,13 +14,14 @@ from blake3 import blake3
 
 from pdserve.types import FinishReason, SamplingParams
 
-WORDS = (
+_COMMON = (
     "the of and to in is it that was for on are as with his they at be this have from or had "
     "by not word but what some we can out other were all there when up use your how said an "
     "each she which do their time if will way about many then them write would like so these "
     "her long make thing see him two has look more day could go come did number sound no most "
     "people my over know water than call first who may down side been now find any new work"
-).split()
+)
+WORDS = tuple(_COMMON.split())
 EOS = 0
 BLOCK_SIZE = 32
 

@@ -1,0 +1,89 @@
+"""`pdserve up`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.options import ConfigFile, Engine, Host, KeysFile, KvCache, Model, named_model, nest
+from pdserve.types import Fallback, Mode
+
+if TYPE_CHECKING:
+    from cli.report import Reporter
+
+_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers.")]
+_Decode = Annotated[int, typer.Option(min=1, help="Number of decode workers.")]
+_Mode = Annotated[Mode | None, typer.Option(help="How requests are routed.")]
+_MinPrefill = Annotated[
+    int | None,
+    typer.Option(min=1, help="auto: prompt tokens from which the prefill workers are used."),
+]
+_Fallback = Annotated[
+    Fallback | None, typer.Option(help="What becomes of a request when no prefill worker can.")
+]
+_Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP; 0 picks one.")]
+_GrpcPort = Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC; 0 picks one.")]
+_Cores = Annotated[int | None, typer.Option(min=1, help="By default, an equal share of them.")]
+_LogDir = Annotated[Path | None, typer.Option(metavar="DIR", help="By default, a new folder.")]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Shows the logs here, too.")]
+_Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines, for programs.")]
+
+
+def up(
+    config: ConfigFile = None,
+    model: Model = None,
+    prefill: _Prefill = 1,
+    decode: _Decode = 1,
+    engine: Engine = None,
+    mode: _Mode = None,
+    min_prefill_tokens: _MinPrefill = None,
+    fallback: _Fallback = None,
+    host: Host = None,
+    port: _Port = None,
+    grpc_port: _GrpcPort = None,
+    cores_per_worker: _Cores = None,
+    kv_cache_gib: KvCache = None,
+    keys_file: KeysFile = None,
+    log_dir: _LogDir = None,
+    verbose: _Verbose = False,
+    as_json: _Json = False,
+) -> None:
+    """Starts a whole system here, on a real small model, and keeps it running until Ctrl-C."""
+    from cli import launch
+    from cli.plan import Pools
+    from pdserve.config import load
+
+    flags = nest(
+        [
+            ("worker.engine", engine and engine.value),
+            ("worker.vllm.cpu_kv_cache_gib", kv_cache_gib),
+            ("coordinator.http.host", host),
+            ("coordinator.http.port", port),
+            ("coordinator.grpc.host", host),
+            ("coordinator.grpc.port", grpc_port),
+            ("coordinator.gateway.keys_file", keys_file),
+        ]
+    )
+    choices = {"mode": mode, "min_prefill_tokens": min_prefill_tokens, "fallback": fallback}
+    options = launch.UpOptions(
+        settings=load(config, flags),
+        pools=Pools(prefill, decode, cores_per_worker),
+        model=named_model(model) | {k: v for k, v in choices.items() if v is not None},
+        log_dir=log_dir,
+    )
+    launch.up(options, _reporter(verbose=verbose, as_json=as_json))
+
+
+def _reporter(*, verbose: bool, as_json: bool) -> Reporter:
+    from cli.report import JsonReporter, PlainReporter
+
+    if as_json:
+        return JsonReporter(verbose=verbose)
+    if not sys.stdout.isatty():
+        return PlainReporter(verbose=verbose)
+    from cli.report_rich import RichReporter
+
+    return RichReporter(verbose=verbose)

@@ -1,0 +1,191 @@
+"""One coordinator's stream: its sequences, its reservations, and what is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from decode_svc.outgoing import Outgoing
+from decode_svc.room import Room
+from decode_svc.verify import HandleVerifier
+from pdserve import convert
+from pdserve.engine.base import Engine
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.types import EngineRequest, Failure, KvDescriptor, KvHandle, Role
+from pdserve.v1 import decode_pb2
+from pdserve.workload import Workload
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the sessions of one worker share. `wall_clock`: seconds since the Unix epoch."""
+
+    engine: Engine
+    workload: Workload
+    room: Room
+    verifier: HandleVerifier
+    wall_clock: Callable[[], float]
+
+    def report_room(self) -> None:
+        self.workload.set_reserved_tokens(self.room.charged_tokens)
+
+
+class Session:
+    """Obeys commands and fills `outgoing`; `close` ends all that it began."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._reserved: set[int] = set()
+        self._finishing = False
+        self.outgoing = Outgoing()
+
+    async def obey(self, commands: AsyncIterable[decode_pb2.SessionRequest]) -> None:
+        """Carries commands out until the coordinator sends no more; running sequences go on.
+
+        Raises RejectedError for a command that breaks the protocol.
+        """
+        async for command in commands:
+            match command.WhichOneof("command"):
+                case "reserve":
+                    self._reserve(command.reserve)
+                case "start":
+                    self._start(command.start)
+                case "abort":
+                    self._abort(command.abort.sequence_id)
+                case _:
+                    raise RejectedError(ErrorReason.INVALID_ARGUMENT, "a command without content")
+        self.finish()
+
+    def finish(self) -> None:
+        """Ends the stream in good order as soon as nothing runs on it."""
+        self._finishing = True
+        self._close_if_done()
+
+    async def close(self) -> None:
+        """Aborts every sequence and drops every reservation; idempotent."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for sequence_id in self._reserved:
+            self._shared.room.release(self._key(sequence_id))
+        self._reserved.clear()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._shared.report_room()
+
+    def _key(self, sequence_id: int) -> tuple[int, int]:
+        return id(self), sequence_id
+
+    def _reserve(self, command: decode_pb2.ReserveSequence) -> None:
+        sequence_id = command.sequence_id
+        self._require_new(sequence_id)
+        failure: Failure | None = None
+        try:
+            self._shared.workload.require_open()
+            self._check_context(command.num_tokens)
+            if not self._shared.room.reserve(self._key(sequence_id), command.num_tokens):
+                raise DecodeError(
+                    ErrorReason.NO_ROOM,
+                    f"no room for {command.num_tokens} tokens in the KV cache now; retry later",
+                )
+            self._reserved.add(sequence_id)
+            self._shared.report_room()
+        except PdserveError as error:
+            failure = Failure(error.reason, error.message)
+        self.outgoing.answer_reservation(sequence_id, failure)
+
+    def _start(self, command: decode_pb2.StartSequence) -> None:
+        sequence_id = command.sequence_id
+        reserved = sequence_id in self._reserved
+        if not reserved:
+            self._require_new(sequence_id)
+        self._reserved.discard(sequence_id)
+        try:
+            # Room once promised is kept in a drain: the prompt may be read already.
+            if not reserved:
+                self._shared.workload.require_open()
+            request, kv = convert.start_from_proto(command)
+            self._charge(sequence_id, request)
+        except PdserveError as error:
+            self._shared.room.release(self._key(sequence_id))
+            self._shared.report_room()
+            self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
+            self._close_if_done()
+            return
+        self._tasks[sequence_id] = asyncio.create_task(self._run(sequence_id, request, kv))
+
+    def _abort(self, sequence_id: int) -> None:
+        task = self._tasks.get(sequence_id)
+        if task is not None:
+            task.cancel()
+        elif sequence_id in self._reserved:
+            self._reserved.remove(sequence_id)
+            self._shared.room.release(self._key(sequence_id))
+            self._shared.report_room()
+        self.outgoing.forget(sequence_id)
+
+    def _require_new(self, sequence_id: int) -> None:
+        if sequence_id in self._tasks or sequence_id in self._reserved:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT, f"sequence {sequence_id} was begun before"
+            )
+
+    def _check_context(self, num_tokens: int) -> None:
+        context_length = self._shared.engine.info.context_length
+        if num_tokens > context_length:
+            raise DecodeError(
+                ErrorReason.CONTEXT_LENGTH_EXCEEDED,
+                f"prompt and answer of {num_tokens} tokens exceed the context of {context_length}",
+            )
+
+    def _charge(self, sequence_id: int, request: EngineRequest) -> None:
+        max_tokens = request.sampling.max_tokens
+        if not request.token_ids or not max_tokens:
+            missing = "prompt" if not request.token_ids else "max_tokens"
+            raise DecodeError(ErrorReason.INVALID_ARGUMENT, f"{missing} is not set", param=missing)
+        num_tokens = len(request.token_ids) + max_tokens
+        self._check_context(num_tokens)
+        if not self._shared.room.commit(self._key(sequence_id), num_tokens):
+            raise DecodeError(
+                ErrorReason.NO_ROOM, f"no room for {num_tokens} tokens in the KV cache"
+            )
+        self._shared.report_room()
+
+    async def _run(self, sequence_id: int, request: EngineRequest, kv: KvHandle | None) -> None:
+        """Runs one sequence to its end, whatever that is, and tells it."""
+        try:
+            with self._shared.workload.sequence(Role.DECODE):
+                await self._generate(sequence_id, request, kv)
+        except PdserveError as error:
+            self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
+        except Exception:
+            _log.exception("sequence failed", request_id=request.request_id)
+            self.outgoing.fail(sequence_id, Failure(ErrorReason.INTERNAL, "internal error"))
+        finally:
+            del self._tasks[sequence_id]
+            self._shared.room.release(self._key(sequence_id))
+            self._shared.report_room()
+            self._close_if_done()
+
+    async def _generate(
+        self, sequence_id: int, request: EngineRequest, kv: KvHandle | None
+    ) -> None:
+        descriptor: KvDescriptor | None = None
+        if kv is not None:
+            now = self._shared.wall_clock()
+            descriptor = self._shared.verifier.use(kv, request, now)
+        add = self.outgoing.add
+        async with aclosing(self._shared.engine.generate(request, descriptor)) as deltas:
+            async for delta in deltas:
+                add(sequence_id, delta)
+
+    def _close_if_done(self) -> None:
+        if self._finishing and not self._tasks:
+            self.outgoing.close()

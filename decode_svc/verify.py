@@ -1,0 +1,102 @@
+"""Whether a KV handle may be decoded from. Pure: time is passed in.
+
+A handle that is stale, foreign, altered or used before would yield wrong text that looks
+right; so every field is compared and nothing is believed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import fields
+
+from pdserve.convert import digest
+from pdserve.engine.base import EngineInfo
+from pdserve.errors import DecodeError, ErrorReason
+from pdserve.types import (
+    EngineRequest,
+    Fingerprint,
+    KvDescriptor,
+    KvHandle,
+    NixlDescriptor,
+    SimDescriptor,
+)
+
+MAX_REMEMBERED = 65_536
+_TRANSPORTS: dict[type[KvDescriptor], str] = {NixlDescriptor: "nixl", SimDescriptor: "sim"}
+
+
+class HandleVerifier:
+    """Checks handles for one engine and remembers which were used.
+
+    A used handle is remembered until its lease ends, after which it is refused as expired;
+    of more than `max_remembered` the ones used first are forgotten.
+    """
+
+    def __init__(self, engine: EngineInfo, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._engine = engine
+        self._max_remembered = max_remembered
+        self._used: OrderedDict[str, float] = OrderedDict()
+
+    def use(self, handle: KvHandle, request: EngineRequest, now: float) -> KvDescriptor:
+        """Marks the handle used and returns where its blocks are fetched.
+
+        `now` is in seconds since the Unix epoch. Raises DecodeError with a KV_ reason that
+        names the difference.
+        """
+        self._check_origin(handle)
+        _check_prompt(handle, request)
+        if handle.lease_expiry <= now:
+            raise DecodeError(
+                ErrorReason.KV_EXPIRED,
+                f"the KV lease ended {now - handle.lease_expiry:.3f} s ago",
+            )
+        self._forget(now)
+        if handle.handle_id in self._used:
+            raise DecodeError(ErrorReason.KV_REUSED, "the KV handle was used before")
+        self._used[handle.handle_id] = handle.lease_expiry
+        return handle.descriptor
+
+    def _check_origin(self, handle: KvHandle) -> None:
+        if not handle.handle_id or not handle.epoch:
+            missing = "id" if not handle.handle_id else "epoch"
+            raise _incompatible(f"the KV handle has no {missing}")
+        difference = _difference(handle.fingerprint, self._engine.fingerprint)
+        if difference is not None:
+            raise _incompatible(difference)
+        transport = _TRANSPORTS[type(handle.descriptor)]
+        if transport not in self._engine.transports:
+            raise _incompatible(f"the KV transport {transport} cannot be used here")
+
+    def _forget(self, now: float) -> None:
+        # Leases are of similar length, so the order of use is nearly that of expiry.
+        while self._used:
+            handle_id, expiry = next(iter(self._used.items()))
+            if expiry > now and len(self._used) < self._max_remembered:
+                return
+            del self._used[handle_id]
+
+
+def _check_prompt(handle: KvHandle, request: EngineRequest) -> None:
+    num_tokens = len(request.token_ids)
+    if handle.num_tokens != num_tokens:
+        raise DecodeError(
+            ErrorReason.KV_DIGEST_MISMATCH,
+            f"the KV handle covers {handle.num_tokens} tokens, the prompt has {num_tokens}",
+        )
+    if handle.digest != digest(request.token_ids, request.cache_salt):
+        raise DecodeError(
+            ErrorReason.KV_DIGEST_MISMATCH,
+            "the KV handle's digest is not that of the prompt and its cache salt",
+        )
+
+
+def _difference(theirs: Fingerprint, ours: Fingerprint) -> str | None:
+    if theirs == ours:
+        return None
+    names = [f.name for f in fields(Fingerprint) if getattr(theirs, f.name) != getattr(ours, f.name)]
+    parts = (f"{name} {getattr(theirs, name)!r}, not {getattr(ours, name)!r}" for name in names)
+    return f"the KV was made with {'; '.join(parts)}"
+
+
+def _incompatible(message: str) -> DecodeError:
+    return DecodeError(ErrorReason.KV_INCOMPATIBLE, message)

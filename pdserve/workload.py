@@ -1,0 +1,126 @@
+"""What a worker process is busy with: one shared object between its services and its reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+from pdserve.clock import Clock
+from pdserve.engine.base import EngineLoad, StepStats
+from pdserve.errors import DecodeError, ErrorReason, PdserveError
+from pdserve.types import Load, Role
+
+FINISHED = "finished"
+CANCELLED = ErrorReason.CANCELLED.label
+
+EndListener = Callable[[Role, str], None]
+"""Told of each sequence's end: the role it was served in, then FINISHED or a reason's label."""
+
+
+class Workload:
+    """Counts of work begun and not ended, and who wants to know of them.
+
+    Services report to it; `WorkerService`, metrics and the drain read it. It lives on one
+    event loop.
+    """
+
+    def __init__(self, on_end: EndListener) -> None:
+        self._on_end = on_end
+        self._engine = EngineLoad()
+        self._sequences = 0
+        self._open_leases = 0
+        self._reserved_tokens = 0
+        self._draining = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def load(self) -> Load:
+        return Load(
+            running=self._engine.running,
+            waiting=self._engine.waiting,
+            kv_usage=self._engine.kv_usage,
+            open_leases=self._open_leases,
+            reserved_tokens=self._reserved_tokens,
+            draining=self._draining,
+        )
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences and leases that a drain waits for."""
+        return self._sequences + self._open_leases
+
+    def step(self, stats: StepStats) -> None:
+        """Takes an engine step's load; a StepListener."""
+        self._engine = stats.load
+        self._notify()
+
+    def set_open_leases(self, count: int) -> None:
+        self._open_leases = count
+        self._notify()
+
+    def set_reserved_tokens(self, tokens: int) -> None:
+        self._reserved_tokens = tokens
+        self._notify()
+
+    @contextmanager
+    def sequence(self, role: Role) -> Iterator[None]:
+        """Counts one sequence while the context lasts; how it ends is how the context ends."""
+        self._sequences += 1
+        outcome = FINISHED
+        try:
+            yield
+        except PdserveError as error:
+            outcome = error.reason.label
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            outcome = CANCELLED
+            raise
+        except Exception:
+            outcome = ErrorReason.INTERNAL.label
+            raise
+        finally:
+            self._sequences -= 1
+            self._on_end(role, outcome)
+            self._notify()
+
+    def require_open(self) -> None:
+        """Raises DecodeError DRAINING once the worker takes no new work."""
+        if self._draining:
+            raise DecodeError(ErrorReason.DRAINING, "the worker is draining; retry elsewhere")
+
+    def start_drain(self) -> None:
+        self._draining = True
+        self._notify()
+
+    async def ended(self) -> None:
+        """Returns when nothing is unfinished."""
+        while self.unfinished:
+            await self._changed.wait()
+
+    async def watch(self, clock: Clock, interval_s: float) -> AsyncIterator[Load]:
+        """The load now, then whenever it differs, not sooner than `interval_s` after the last.
+
+        Ends with `close`.
+        """
+        last: Load | None = None
+        while not self._closed:
+            changed = self._changed
+            load = self.load
+            if load != last:
+                yield load
+                last = load
+                await clock.sleep(interval_s)
+            else:
+                await changed.wait()
+
+    def close(self) -> None:
+        """Ends every watch; the process stops."""
+        self._closed = True
+        self._notify()
+
+    def _notify(self) -> None:
+        # Every waiter holds the event of its own time: setting it wakes them all, once.
+        self._changed.set()
+        self._changed = asyncio.Event()
