@@ -146,7 +146,7 @@ def _speed(began: float, first: float | None, tokens: int) -> list[str]:
 
 
 def _dim(text: str) -> None:
-    """On standard error when it is no terminal that reads the answers: they may be for a program."""
+    """On standard error when the answers go to a program."""
     if sys.stdout.isatty():
         print(f"\033[2m{text}\033[0m")
     else:

@@ -113,7 +113,8 @@ class Child:
 
     async def ready(self) -> Message:
         """Its "ready" message. Raises ChildFailedError when it ends without one."""
-        await asyncio.wait({self._ready, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [self._ready, self._end]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             return self._ready.result()
         raise ChildFailedError(self._end.result())

@@ -10,7 +10,7 @@ from cli.options import ConfigFile
 
 
 def config(config: ConfigFile = None) -> None:
-    """Prints the settings that are in effect, as YAML, and where they came from."""
+    """Prints the settings in effect and their sources."""
     import yaml
 
     from pdserve.config import dump, load

@@ -30,9 +30,8 @@ def connect(url: str, key: str | None) -> Iterator[httpx.Client]:
     except httpx.RemoteProtocolError:
         raise CliError(f"{url} broke off in the middle of an answer") from None
     except httpx.HTTPError as error:
-        raise CliError(
-            f"no coordinator answers at {url}: {error or type(error).__name__}"
-        ) from None
+        reason = str(error) or type(error).__name__
+        raise CliError(f"no coordinator answers at {url}: {reason}") from None
 
 
 def get_json(client: httpx.Client, path: str) -> Any:

@@ -13,6 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command("up")(up.up)
 app.command("chat")(chat.chat)
@@ -21,8 +22,8 @@ app.command("config")(config.config)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.command("coordinator")(service.coordinator)
-app.command("prefill")(service.prefill)
-app.command("decode")(service.decode)
+app.command("prefill", help="Runs a worker that reads prompts.")(service.worker)
+app.command("decode", help="Runs a worker that writes answers.")(service.worker)
 app.command("worker")(service.worker)
 app.command("version")(version.version)
 

@@ -38,9 +38,15 @@ Model = Annotated[
 Engine = Annotated[
     EngineName | None, typer.Option(help="vllm runs a model; sim only takes its time.")
 ]
+HttpPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP; 0 picks one.")
+]
+GrpcPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC; 0 picks one.")
+]
 KvCache = Annotated[
     float | None,
-    typer.Option("--kv-cache-gib", min=0.01, help="KV cache of a worker on CPU, in GiB."),
+    typer.Option("--kv-cache-gib", min=0.01, metavar="GIB", help="KV cache of a worker on CPU."),
 ]
 KeysFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="API keys; without, everybody may call.")

@@ -1,4 +1,4 @@
-"""`pdserve coordinator`, `prefill`, `decode` and `worker`: one service process in the foreground."""
+"""`pdserve coordinator`, `prefill`, `decode`, `worker`: one service in the foreground."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cli.failure import CliError
 from cli.options import (
     ConfigFile,
     Engine,
+    GrpcPort,
     Host,
+    HttpPort,
     KeysFile,
     KvCache,
     Model,
@@ -27,9 +29,9 @@ from pdserve.types import Role
 if TYPE_CHECKING:
     from pdserve.config import Settings
 
-_Port = Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC; 0 picks one.")]
-_HttpPort = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP; 0 picks one.")]
-_MetricsPort = Annotated[int | None, typer.Option(min=0, max=65535, help="0 picks one.")]
+_MetricsPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, metavar="PORT", help="0 picks one.")
+]
 _Id = Annotated[str | None, typer.Option("--id", help="The worker's name.")]
 _Transport = Annotated[TransportName | None, typer.Option(help="How KV blocks travel.")]
 _Cores = Annotated[str | None, typer.Option(help="Cores of a worker on CPU, for example 0-3.")]
@@ -43,11 +45,12 @@ _Workers = Annotated[
 _Roles = Annotated[str | None, typer.Option(hidden=True)]
 
 
-def coordinator(
+def coordinator(  # noqa: PLR0913  (every one is an option)
+    *,
     config: ConfigFile = None,
     host: Host = None,
-    port: _HttpPort = None,
-    grpc_port: _Port = None,
+    port: HttpPort = None,
+    grpc_port: GrpcPort = None,
     workers: _Workers = None,
     model: Model = None,
     keys_file: KeysFile = None,
@@ -78,13 +81,14 @@ def coordinator(
     _run(run_coordinator, settings)
 
 
-def worker(
+def worker(  # noqa: PLR0913  (every one is an option)
     context: typer.Context,
+    *,
     config: ConfigFile = None,
     roles: _Roles = None,
     name: _Id = None,
     host: Host = None,
-    port: _Port = None,
+    port: GrpcPort = None,
     metrics_port: _MetricsPort = None,
     model: Model = None,
     engine: Engine = None,
@@ -94,7 +98,7 @@ def worker(
     fleet_key_file: _FleetKey = None,
     parent: Parent = None,
 ) -> None:
-    """Runs a worker with the configured roles, or --roles prefill,decode."""
+    """Runs a worker with --roles prefill,decode."""
     flags = nest(
         [
             ("worker.id", name),

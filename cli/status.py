@@ -24,7 +24,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Prints it once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The fleet as JSON, once.")] = False,
 ) -> None:
-    """Shows the workers, the routes and what they are doing, live."""
+    """Shows workers, routes and load, live."""
     import time
 
     from cli.http import connect, get_json
@@ -82,12 +82,11 @@ def _routes(fleet: dict[str, Any]) -> Table:
     table.add_column("queued", justify="right")
     for model, routes in fleet["routes"].items():
         requests = fleet["requests"].get(model, {"running": 0, "queued": 0})
-        counts = [str(requests["running"]), str(requests["queued"])]
-        for route, at in routes.items():
-            state = _state("ready" if at["ready"] else "not ready", at["detail"])
-            table.add_row(model, route, state, *counts)
-            counts = []  # of the model, so they are shown once
-            model = ""
+        counts = (str(requests["running"]), str(requests["queued"]))
+        for at, (route, it) in enumerate(routes.items()):
+            state = _state("ready" if it["ready"] else "not ready", it["detail"])
+            # The counts are the model's, so they are shown once.
+            table.add_row("" if at else model, route, state, *(() if at else counts))
     return table
 
 

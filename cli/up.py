@@ -8,31 +8,45 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import ConfigFile, Engine, Host, KeysFile, KvCache, Model, named_model, nest
+from cli.options import (
+    ConfigFile,
+    Engine,
+    GrpcPort,
+    Host,
+    HttpPort,
+    KeysFile,
+    KvCache,
+    Model,
+    named_model,
+    nest,
+)
 from pdserve.types import Fallback, Mode
 
 if TYPE_CHECKING:
     from cli.report import Reporter
 
-_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers.")]
-_Decode = Annotated[int, typer.Option(min=1, help="Number of decode workers.")]
+_Prefill = Annotated[int, typer.Option(min=0, metavar="N", help="Number of prefill workers.")]
+_Decode = Annotated[int, typer.Option(min=1, metavar="N", help="Number of decode workers.")]
 _Mode = Annotated[Mode | None, typer.Option(help="How requests are routed.")]
 _MinPrefill = Annotated[
     int | None,
-    typer.Option(min=1, help="auto: prompt tokens from which the prefill workers are used."),
+    typer.Option(
+        min=1, metavar="N", help="auto: prompt tokens from which the prefill workers are used."
+    ),
 ]
 _Fallback = Annotated[
     Fallback | None, typer.Option(help="What becomes of a request when no prefill worker can.")
 ]
-_Port = Annotated[int | None, typer.Option(min=0, max=65535, help="HTTP; 0 picks one.")]
-_GrpcPort = Annotated[int | None, typer.Option(min=0, max=65535, help="gRPC; 0 picks one.")]
-_Cores = Annotated[int | None, typer.Option(min=1, help="By default, an equal share of them.")]
+_Cores = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="By default, an equal share of them.")
+]
 _LogDir = Annotated[Path | None, typer.Option(metavar="DIR", help="By default, a new folder.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", help="Shows the logs here, too.")]
 _Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines, for programs.")]
 
 
-def up(
+def up(  # noqa: PLR0913  (every one is an option)
+    *,
     config: ConfigFile = None,
     model: Model = None,
     prefill: _Prefill = 1,
@@ -42,8 +56,8 @@ def up(
     min_prefill_tokens: _MinPrefill = None,
     fallback: _Fallback = None,
     host: Host = None,
-    port: _Port = None,
-    grpc_port: _GrpcPort = None,
+    port: HttpPort = None,
+    grpc_port: GrpcPort = None,
     cores_per_worker: _Cores = None,
     kv_cache_gib: KvCache = None,
     keys_file: KeysFile = None,
@@ -51,7 +65,7 @@ def up(
     verbose: _Verbose = False,
     as_json: _Json = False,
 ) -> None:
-    """Starts a whole system here, on a real small model, and keeps it running until Ctrl-C."""
+    """Runs a whole system on this machine until Ctrl-C."""
     from cli import launch
     from cli.plan import Pools
     from pdserve.config import load

@@ -119,24 +119,24 @@ class Dispatcher:
         failure: PdserveError | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
-                plan = choose(self._fleet.snapshot(spec.model), model.policy, facts)
+                plan = choose(self._fleet.next_turn(spec.model), model.policy, facts)
             except RejectedError as refusal:
                 # The worker's own failure tells the client more than "none is left".
-                raise failure or refusal from failure
+                raise failure or refusal from None
             record.route = Route(plan.mode, plan.reason, plan.arm)
             record.prefill_worker = plan.prefill or ""
             record.decode_worker = plan.decode
-            record.apply(Event.PLAN)
+            record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
             execution = Execution(self._fleet, plan, request)
             try:
                 return execution, await execution.begin(record)
             except (PrefillError, DecodeError) as error:
                 execution.release()
-                if not error.reason.value.retryable:
+                if not _may_work_elsewhere(error):
                     raise
                 failure = error
                 facts = _without(facts, execution, error)
-                record.apply(Event.FALL_BACK)
+                record.phase("failed_attempts")
                 record.fallbacks.append(error.reason.label)
                 self._observer.metrics.fell_back(spec.model, error.reason.label)
             except BaseException:
@@ -163,14 +163,20 @@ class Dispatcher:
         )
 
 
+def _may_work_elsewhere(error: PdserveError) -> bool:
+    """What a worker breaks over another may do; what it refuses for good, none will."""
+    return error.reason.value.retryable or error.reason is ErrorReason.INTERNAL
+
+
 def _without(
     facts: RequestFacts, execution: Execution, error: PrefillError | DecodeError
 ) -> RequestFacts:
     plan = execution.plan
-    if plan.prefill is not None and (
-        isinstance(error, PrefillError) or error.reason in _HANDOFF_FAILURES
-    ):
-        return facts.without_prefill(plan.prefill, error.message)
+    if plan.prefill is not None:
+        if isinstance(error, PrefillError) or error.reason in _HANDOFF_FAILURES:
+            return facts.without_prefill(plan.prefill, error.message)
+        if error.reason is ErrorReason.NO_ROOM:
+            return facts.without_room(plan.decode, error.message)
     return facts.without_decode(plan.decode, error.message)
 
 

@@ -62,9 +62,10 @@ class Execution:
         return delta if delta.usage is None else self._with_true_usage(delta)
 
     def fail(self, cause: DecodeError) -> None:
-        """Makes the pending and every later `next` raise `cause`."""
+        """Stops the work at once; `next` raises `cause` after what was there before."""
         if self._sequence is not None:
             self._sequence.fail(cause)
+        self.release()
 
     def release(self) -> None:
         """Drops the sequence, if it still runs, and ends the lease, if it is still open."""
@@ -99,7 +100,8 @@ class Execution:
         if worker is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
         with _Reading(worker, len(request.token_ids)):
-            result = await worker.client.prefill(request)
+            async with sequence.or_failure():
+                result = await worker.client.prefill(request)
         self._prefilled = result
         self._lease = (worker, result.handle)
         record.split_phase("prefill", result.prefill_s, rest="prefill_queue")

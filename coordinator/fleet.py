@@ -7,6 +7,7 @@ decides where a request goes: `snapshot` hands the facts to the policy.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,10 +83,11 @@ class Fleet:
     def __init__(self, clients: dict[str, WorkerClient]) -> None:
         """`clients` by address; the fleet owns and closes them."""
         self._workers = {address: Worker(client) for address, client in clients.items()}
-        self._turn = 0
+        self._turns: Counter[str] = Counter()
         self._releases: set[asyncio.Task[None]] = set()
         self.pairs: dict[Pair, str] = {}
-        """Why a pair may be used ("") or may not (words); a pair not in here is untried."""
+        """Why a pair may be used ("") or may not (words); a pair not in here is untried. Holds
+        pairs of connected processes alone."""
         self.changed = asyncio.Event()
         """Set whenever a worker appeared, was lost or was restarted."""
 
@@ -120,8 +122,7 @@ class Fleet:
         return min(lengths, default=None)
 
     def snapshot(self, model: str) -> Snapshot:
-        """What may be given work now. Each call is one turn."""
-        self._turn += 1
+        """What may be given work now."""
         ready = [
             worker
             for worker in self._workers.values()
@@ -137,15 +138,32 @@ class Fleet:
                 for pair, refusal in self.pairs.items()
                 if not refusal
             ),
-            turn=self._turn,
+            turn=self._turns[model],
         )
+
+    def next_turn(self, model: str) -> Snapshot:
+        """The snapshot for one more decision: among equals the next worker has its turn."""
+        self._turns[model] += 1
+        return self.snapshot(model)
+
+    def judge(self, pair: Pair, refusal: str) -> None:
+        """Remembers whether the pair may be used; see `pairs`. Too late for a process that
+        was lost meanwhile."""
+        connected = {
+            (worker.info.worker_id, worker.info.epoch)
+            for worker in self._workers.values()
+            if worker.connected and worker.info is not None
+        }
+        if {pair.prefill, pair.decode} <= connected:
+            self.pairs[pair] = refusal
 
     def cached_tokens(self, model: str, hashes: tuple[int, ...]) -> dict[str, int]:
         """Prompt tokens that each decode worker of the model is believed to hold, by id."""
         return {
             worker.info.worker_id: worker.prefixes.cached_tokens(hashes)
             for worker in self._workers.values()
-            if worker.info is not None
+            if worker.connected
+            and worker.info is not None
             and worker.info.model == model
             and worker.hosts(Role.DECODE)
         }
@@ -167,11 +185,15 @@ class Fleet:
                 await self._follow(worker)
             except* PdserveError as group:
                 worker.detail = _first_leaf(group)
-                if not worker.tried:
-                    worker.tried = True
-                    self.changed.set()
+            except* Exception as group:
+                # What one worker sends must not end the coordinator.
+                log.error("a link failed", exc_info=group)
+                worker.detail = "internal error"
             if worker.connected:
                 self._lose(worker)
+            elif not worker.tried:
+                worker.tried = True
+                self.changed.set()
             await asyncio.sleep(RECONNECT_S)
 
     async def _follow(self, worker: Worker) -> None:
@@ -194,12 +216,11 @@ class Fleet:
                 self.changed.set()
 
     def _gain(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
-        for other in self._workers.values():
-            if other.connected and other.info is not None and other.info.worker_id == info.worker_id:
-                raise PdserveError(
-                    ErrorReason.INTERNAL,
-                    f"another worker is called {info.worker_id!r} too; give each its own id",
-                )
+        if self.by_id(info.worker_id) is not None:
+            raise PdserveError(
+                ErrorReason.INTERNAL,
+                f"another worker is called {info.worker_id!r} too; give each its own id",
+            )
         restarted = worker.info is None or worker.info.epoch != info.epoch
         worker.info = info
         worker.session = session
@@ -215,6 +236,7 @@ class Fleet:
         assert worker.info is not None
         worker.connected = False
         worker.session = None
+        worker.load = Load()
         lost = (worker.info.worker_id, worker.info.epoch)
         # The process may be gone for good; one that only lost its network proves itself anew.
         worker.proven = False

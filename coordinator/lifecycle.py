@@ -26,7 +26,7 @@ class Event(StrEnum):
     PREFILL = "prefill"
     FALL_BACK = "fall_back"
     START = "start"
-    FIRST_TOKEN = "first_token"
+    FIRST_TOKEN = "first_token"  # noqa: S105  (not that kind of token)
     FINISH = "finish"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -38,7 +38,12 @@ _ENDS = {Event.FAIL: State.FAILED, Event.CANCEL: State.CANCELLED}
 
 TABLE: dict[State, dict[Event, State]] = {
     State.QUEUED: {Event.PLAN: State.PLANNED, **_ENDS},
-    State.PLANNED: {Event.RESERVE: State.RESERVING, Event.START: State.DECODING, **_ENDS},
+    State.PLANNED: {
+        Event.RESERVE: State.RESERVING,
+        Event.START: State.DECODING,
+        Event.FALL_BACK: State.PLANNED,
+        **_ENDS,
+    },
     State.RESERVING: {Event.PREFILL: State.PREFILLING, Event.FALL_BACK: State.PLANNED, **_ENDS},
     State.PREFILLING: {Event.START: State.DECODING, Event.FALL_BACK: State.PLANNED, **_ENDS},
     State.DECODING: {Event.FIRST_TOKEN: State.STREAMING, Event.FALL_BACK: State.PLANNED, **_ENDS},

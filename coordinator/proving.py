@@ -16,8 +16,8 @@ import structlog
 from coordinator.catalog import ServedModel
 from coordinator.execution import Execution
 from coordinator.fleet import Fleet, Pair, Worker
-from coordinator.policy.snapshot import Plan
 from coordinator.lifecycle import Event
+from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from pdserve.errors import PdserveError
 from pdserve.types import EngineRequest, Fingerprint, Role, SamplingParams, TextPrompt
@@ -91,6 +91,8 @@ class Prover:
             worker.detail = f"probe failed: {_words(error)}"
             log.warning("probe failed", worker=info.worker_id, cause=_words(error))
             return False
+        if worker.info is not info or not worker.connected:
+            return False  # another process answered, or none is left
         self._answers[info.worker_id, info.epoch] = tokens
         worker.proven = True
         worker.detail = ""
@@ -109,7 +111,7 @@ class Prover:
         if not set(prefill.info.transports) & set(decode.info.transports):
             refusal = "no KV transport in common"
         if refusal:
-            self._fleet.pairs[pair] = refusal  # for good: both are constant for their process
+            self._fleet.judge(pair, refusal)  # for good: both are constant for their process
             return True
         self._report(f"{prefill.info.worker_id} hands a prompt over to {decode.info.worker_id}")
         plan = Plan(prefill.info.worker_id, decode.info.worker_id, "", "probe")
@@ -120,7 +122,7 @@ class Prover:
         else:
             if tokens != self._answers[pair.decode]:
                 refusal = "the handed-over answer differs from the decode worker's own"
-        self._fleet.pairs[pair] = refusal
+        self._fleet.judge(pair, refusal)
         log.log(
             30 if refusal else 20,
             "pair refused" if refusal else "pair proven",

@@ -81,6 +81,7 @@ class Observer:
         self.metrics.request_done(record, None if error is None else error.reason, ended)
         usage = record.usage
         route = record.route
+        first_token = record.first_token
         access_log.info(
             "request",
             request_id=record.request_id,
@@ -101,7 +102,7 @@ class Observer:
             prompt_tokens=record.prompt_tokens,
             completion_tokens=None if usage is None else usage.completion_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,
-            ttft_ms=_ms(None if record.first_token is None else record.first_token - record.received),
+            ttft_ms=_ms(None if first_token is None else first_token - record.received),
             duration_ms=_ms(ended - record.received),
             phases_ms={name: _ms(spent) for name, spent in record.phases.items()},
         )

@@ -8,7 +8,6 @@ import time
 from coordinator.execution import Execution
 from coordinator.gateway.admission import Permit
 from coordinator.lifecycle import TERMINAL
-from coordinator.metrics import InterTokenLatency
 from coordinator.record import Observer, RequestRecord, ended_by
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import Delta, Route

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from pdserve.errors import PdserveError
 from pdserve.types import Delta
@@ -16,13 +18,14 @@ class Sequence:
     called on the same event loop.
     """
 
-    __slots__ = ("_failure", "_granted", "_pending", "_waiter", "sequence_id")
+    __slots__ = ("_failure", "_granted", "_pending", "_scope", "_waiter", "sequence_id")
 
     def __init__(self, sequence_id: int) -> None:
         self.sequence_id = sequence_id
         self._pending: Delta | None = None
         self._failure: PdserveError | None = None
         self._granted = False
+        self._scope: asyncio.Timeout | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, delta: Delta) -> None:
@@ -44,23 +47,41 @@ class Sequence:
         """The first failure stays; deltas that came before it are still read first."""
         if self._failure is None:
             self._failure = failure
+            if self._scope is not None:
+                self._scope.reschedule(asyncio.get_running_loop().time())
         self._wake()
 
     async def reserved(self) -> None:
         """Returns once there is room; raises what `fail` was given."""
         while not self._granted:
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             await self._wait()
 
     async def next(self) -> Delta:
         """The next delta; raises what `fail` was given."""
         while (delta := self._pending) is None:
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             await self._wait()
         self._pending = None
         return delta
+
+    @asynccontextmanager
+    async def or_failure(self) -> AsyncIterator[None]:
+        """Cancels what is awaited inside as soon as `fail` is called, and raises what it was
+        given."""
+        self._raise_failure()
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                yield
+        except TimeoutError:
+            self._raise_failure()
+            raise
+        finally:
+            self._scope = None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from grpc.aio import AioRpcError, StreamStreamCall
 from coordinator.sequence import Sequence
 from pdserve import convert
 from pdserve.channel import channel
-from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
@@ -66,7 +66,7 @@ class Session(Protocol):
         ...
 
     def open(self) -> Sequence:
-        """A new sequence, not known to the worker yet."""
+        """A new sequence, not known to the worker yet; one that has failed once `run` ended."""
         ...
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
@@ -120,6 +120,8 @@ class GrpcWorkerClient:
         except AioRpcError as error:
             cause = from_rpc_error(error, lost=ErrorReason.PREFILL_FAILED)
             raise PrefillError(cause.reason, cause.message) from error
+        except PdserveError as error:  # a handle that this version does not understand
+            raise PrefillError(error.reason, error.message) from error
         raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill ended without a KV handle")
 
     async def release(self, handle_id: str) -> None:
@@ -154,6 +156,7 @@ class GrpcSession:
         self._outgoing: asyncio.Queue[decode.SessionRequest] = asyncio.Queue()
         self._sequences: dict[int, Sequence] = {}
         self._last_id = 0
+        self._lost: DecodeError | None = None
 
     async def run(self) -> None:
         call = self._stub.Session(metadata=self._metadata)
@@ -170,15 +173,19 @@ class GrpcSession:
         finally:
             writer.cancel()
             call.cancel()
+            self._lost = cause
             for sequence in self._sequences.values():
-                sequence.fail(cause)
+                sequence.fail(_copy(cause))
             self._sequences.clear()
         raise cause
 
     def open(self) -> Sequence:
         self._last_id += 1
         sequence = Sequence(self._last_id)
-        self._sequences[sequence.sequence_id] = sequence
+        if self._lost is None:
+            self._sequences[sequence.sequence_id] = sequence
+        else:
+            sequence.fail(_copy(self._lost))
         return sequence
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
@@ -232,6 +239,11 @@ class GrpcSession:
                 sequence.fail(DecodeError(failure.reason, failure.message))
             else:
                 sequence.grant()
+
+
+def _copy(error: DecodeError) -> DecodeError:
+    """For each request its own: raising writes to an exception."""
+    return DecodeError(error.reason, error.message)
 
 
 def _lost(error: AioRpcError) -> DecodeError:

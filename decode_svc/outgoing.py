@@ -87,9 +87,7 @@ class Outgoing:
     ) -> list[decode_pb2.SequenceDelta]:
         by_id = {delta.sequence_id: delta for delta in deltas}
         for sequence_id, failure in self._failures.items():
-            delta = by_id.setdefault(
-                sequence_id, decode_pb2.SequenceDelta(sequence_id=sequence_id)
-            )
+            delta = by_id.setdefault(sequence_id, decode_pb2.SequenceDelta(sequence_id=sequence_id))
             delta.failure.CopyFrom(convert.failure_to_proto(failure))
         return list(by_id.values())
 

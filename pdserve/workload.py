@@ -95,8 +95,8 @@ class Workload:
         self._notify()
 
     async def ended(self) -> None:
-        """Returns when nothing is unfinished."""
-        while self.unfinished:
+        """Returns when nothing is unfinished and no room is promised."""
+        while self.unfinished or self._reserved_tokens:
             await self._changed.wait()
 
     async def watch(self, clock: Clock, interval_s: float) -> AsyncIterator[Load]:

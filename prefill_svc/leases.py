@@ -38,9 +38,7 @@ class LeaseTable:
         """Open leases."""
         return len(self._open)
 
-    def open(
-        self, handle_id: str, descriptor: KvDescriptor, now: float, lease_s: float
-    ) -> None:
+    def open(self, handle_id: str, descriptor: KvDescriptor, now: float, lease_s: float) -> None:
         """Raises ValueError for an id that is open."""
         if handle_id in self._open:
             raise ValueError(f"lease {handle_id} is open")

@@ -146,7 +146,5 @@ class PrefillService(PrefillServiceServicer):
 
 
 def _finished(prefilled: Prefilled, handle: KvHandle) -> prefill_pb2.PrefillResponse:
-    result = PrefillResult(
-        handle, prefilled.cached_tokens, prefilled.queue_s, prefilled.prefill_s
-    )
+    result = PrefillResult(handle, prefilled.cached_tokens, prefilled.queue_s, prefilled.prefill_s)
     return prefill_pb2.PrefillResponse(finished=convert.prefill_result_to_proto(result))

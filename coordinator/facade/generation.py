@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
 from coordinator.facade.http_wire import WhileConnected, read_json_body
-from coordinator.facade.intake import Intake, begin, one_line, request_id_from
+from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.openai_answer import chat_completion, completion
 from coordinator.facade.openai_schema import (
     MODE,
@@ -34,7 +34,7 @@ from coordinator.facade.sse import (
     error_event,
 )
 from coordinator.record import RequestRecord
-from pdserve.errors import ErrorReason, PdserveError, RejectedError
+from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import FinishReason, GenerateSpec, Mode, Route, Usage
 
 
@@ -54,7 +54,7 @@ COMPLETION = Operation("completion", CompletionRequest, "cmpl-", COMPLETION_CHUN
 
 
 class GenerationResponse(Response):
-    """Does all the work of a request when it is sent.
+    """Does all the work of a request when it is sent; holds nothing of any one request.
 
     So one place has the client's connection in hand from the body to the last token,
     and each token goes from the dispatcher to the socket with nothing between.
@@ -64,13 +64,13 @@ class GenerationResponse(Response):
 
     def __init__(self, intake: Intake, operation: Operation) -> None:
         self._intake = intake
-        self._operation = operation
+        self.operation = operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         record = begin(
             "http",
-            self._operation.name,
+            self.operation.name,
             request_id_from(headers.get(REQUEST_ID)),
             headers.get("traceparent"),
         )
@@ -89,11 +89,11 @@ class GenerationResponse(Response):
         caller = self._intake.authenticate(headers.get("authorization"))
         record.tenant = caller.tenant
         data = await read_json_body(headers, receive, self._intake.max_body_bytes)
-        body = parse(self._operation.body, data)
+        body = parse(self.operation.body, data)
         record.stream = bool(body.stream)
         spec = _spec(body, headers, record)
         identity = AnswerIdentity(
-            id=self._operation.id_prefix + record.request_id,
+            id=self.operation.id_prefix + record.request_id,
             created=int(time.time()),
             model=body.model,
         )
@@ -102,7 +102,7 @@ class GenerationResponse(Response):
             async with WhileConnected(receive):
                 stream = await self._intake.open(spec, caller, record, body.param_names)
                 if record.stream:
-                    frames = Frames(identity, self._operation.chunk, body.include_usage)
+                    frames = Frames(identity, self.operation.chunk, body.include_usage)
                     last = await self._stream(stream, frames, record, send)
                 else:
                     last = await self._collect(stream, identity, record)
@@ -117,18 +117,10 @@ class GenerationResponse(Response):
         self, stream: TokenStream, identity: AnswerIdentity, record: RequestRecord
     ) -> list[Message]:
         """The messages of the whole response."""
-        texts: list[str] = []
-        async for delta in stream:
-            texts.append(delta.text)
-            if delta.finish_reason is not None:
-                assert delta.usage is not None
-                answer = self._operation.answer(
-                    identity, "".join(texts), delta.finish_reason, delta.usage
-                )
-                content = orjson.dumps(answer)
-                length = (b"content-length", b"%d" % len(content))
-                return [_start(b"application/json", stream.route, record, length), _body(content)]
-        raise _ended_early()
+        text, reason, usage = await whole(stream)
+        content = orjson.dumps(self.operation.answer(identity, text, reason, usage))
+        length = (b"content-length", b"%d" % len(content))
+        return [_start(b"application/json", stream.route, record, length), _body(content)]
 
     async def _stream(
         self, stream: TokenStream, frames: Frames, record: RequestRecord, send: Send
@@ -150,7 +142,7 @@ class GenerationResponse(Response):
                             "more_body": True,
                         }
                     )
-            raise _ended_early()
+            raise ended_early()
         except Exception as error:
             return [_body(error_event(error_json(self._intake.failed(record, error))))]
 
@@ -202,7 +194,3 @@ def _start(
 
 def _body(content: bytes, *, more: bool = False) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
-
-
-def _ended_early() -> PdserveError:
-    return PdserveError(ErrorReason.INTERNAL, "the answer ended without a finish reason")

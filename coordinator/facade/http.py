@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pdserve
 from coordinator.facade.generation import CHAT, COMPLETION, GenerationResponse
@@ -18,40 +20,63 @@ from coordinator.facade.http_errors import (
     request_id_of,
 )
 from coordinator.facade.intake import Intake, told_error
-from coordinator.facade.openapi import describe, request_body
+from coordinator.facade.openapi import add_document, request_body
 from coordinator.facade.ops import add_ops
 from coordinator.facade.ports import Dispatch, EndObserver, Ops
 from coordinator.gateway.gateway import Gateway
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
 
+class _Application(FastAPI):
+    """FastAPI, except for the token path.
+
+    FastAPI's layers each wrap `send`, which adds a fifth or more to the cost of a token; and
+    `GenerationResponse` needs none of them, for it tells its own failures.
+    """
+
+    def __init__(self, shortcuts: Mapping[str, ASGIApp], **settings: Any) -> None:
+        """`shortcuts` answer a POST to their path. They are to be routed as well, for the
+        document and for other methods."""
+        super().__init__(**settings)
+        self._shortcuts = shortcuts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = super().__call__
+        if scope["type"] == "http" and scope["method"] == "POST":
+            app = self._shortcuts.get(scope["path"], app)
+        await app(scope, receive, send)
+
+
 def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops: Ops) -> FastAPI:
     """One application over one dispatcher; it has no life of its own to start or stop."""
     intake = Intake(dispatcher, gateway, observer)
-    app = FastAPI(
+    generation = {
+        "/v1/chat/completions": GenerationResponse(intake, CHAT),
+        "/v1/completions": GenerationResponse(intake, COMPLETION),
+    }
+    app = _Application(
+        generation,
         title="pdserve",
         version=pdserve.__version__,
+        openapi_url=None,
         # The pages of both would load scripts from elsewhere; /openapi.json is enough.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    _add_generation(app, intake)
+    for path, response in generation.items():
+        _add_generation(app, path, response)
     _add_models(app, intake)
     add_ops(app, intake, ops)
     _add_error_handlers(app)
-    describe(app, CHAT.body, COMPLETION.body)
+    add_document(app, CHAT.body, COMPLETION.body)
     return app
 
 
-def _add_generation(app: FastAPI, intake: Intake) -> None:
-    @app.post("/v1/chat/completions", openapi_extra=request_body(CHAT.body))
-    async def chat_completions() -> Response:
-        return GenerationResponse(intake, CHAT)
-
-    @app.post("/v1/completions", openapi_extra=request_body(COMPLETION.body))
-    async def completions() -> Response:
-        return GenerationResponse(intake, COMPLETION)
+def _add_generation(app: FastAPI, path: str, response: GenerationResponse) -> None:
+    @app.post(path, summary=path, openapi_extra=request_body(response.operation.body))
+    async def generate() -> Response:
+        return response
 
 
 def _add_models(app: FastAPI, intake: Intake) -> None:

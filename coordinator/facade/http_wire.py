@@ -12,8 +12,11 @@ from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
 
 async def read_json_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The body. Raises RejectedError for one that is no JSON by its header, or too large;
-    no more than `max_bytes` are ever held."""
+    """The body, of which no more than about `max_bytes` are ever held.
+
+    Raises RejectedError for one that is no JSON by its header or too large, and PdserveError
+    CANCELLED when the client leaves before its end.
+    """
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise RejectedError(

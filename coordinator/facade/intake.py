@@ -21,7 +21,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import GenerateSpec
+from pdserve.types import FinishReason, GenerateSpec, Usage
 
 log = structlog.get_logger("facade")
 
@@ -86,6 +86,21 @@ class Intake:
         return told
 
 
+async def whole(stream: TokenStream) -> tuple[str, FinishReason, Usage]:
+    """All that the stream has to give. Raises PdserveError."""
+    texts: list[str] = []
+    async for delta in stream:
+        texts.append(delta.text)
+        if delta.finish_reason is not None:
+            assert delta.usage is not None
+            return "".join(texts), delta.finish_reason, delta.usage
+    raise ended_early()
+
+
+def ended_early() -> PdserveError:
+    return PdserveError(ErrorReason.INTERNAL, "the answer ended without a finish reason")
+
+
 def begin(surface: str, operation: str, request_id: str, traceparent: str | None) -> RequestRecord:
     """The record of a request that arrives now."""
     return RequestRecord(
@@ -115,7 +130,7 @@ def told_error(error: BaseException) -> PdserveError:
     """What a client is told: a fault of ours goes to the log, and nothing of it to the client."""
     if isinstance(error, PdserveError):
         return error
-    if isinstance(error, asyncio.CancelledError):
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return PdserveError(ErrorReason.CANCELLED, "the request was cancelled")
     log.error("request failed unexpectedly", exc_info=error)
     return PdserveError(ErrorReason.INTERNAL, "internal error")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel
-
 from pdserve.errors import ErrorReason, RejectedError
 
 
@@ -34,12 +32,17 @@ _NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 )
 
 
-def refuse_unsupported(body: BaseModel) -> None:
+def refuse_unsupported(body: object) -> None:
     """Raises RejectedError INVALID_ARGUMENT for the first field that cannot be honoured."""
     for field, is_neutral in _NEUTRAL:
         if not is_neutral(getattr(body, field, None)):
-            raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"{field}: this value is not supported yet",
-                param=field,
-            )
+            raise _rejected(field)
+    options = getattr(body, "stream_options", None)
+    if options is not None and options.continuous_usage_stats:
+        raise _rejected("stream_options.continuous_usage_stats")
+
+
+def _rejected(param: str) -> RejectedError:
+    return RejectedError(
+        ErrorReason.INVALID_ARGUMENT, f"{param}: this value is not supported yet", param=param
+    )

@@ -11,6 +11,9 @@ from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapsho
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode
 
+MAX_PREFILL_WORKERS = 2
+"""Prefill workers tried for one request; a pool that is away must not use its attempts up."""
+
 
 def choose(snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> Plan:
     """The way this request goes now; called again when a worker failed it.
@@ -27,7 +30,8 @@ def choose(snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> Plan
     if mode is Mode.AUTO:
         mode, reason = _by_length(policy, facts, _lightest(decodes, snapshot.turn), reason)
     if mode is Mode.COLOCATED:
-        return Plan(None, _lightest(decodes, snapshot.turn).worker_id, arm, reason)
+        decode = _lightest(decodes, snapshot.turn)
+        return Plan(None, decode.worker_id, arm, _again(reason, facts))
     return _disaggregated(snapshot, policy, facts, arm, reason)
 
 
@@ -60,14 +64,12 @@ def _disaggregated(
         for decode in snapshot.decode
         if (prefill.worker_id, decode.worker_id) in snapshot.pairs
         and prefill.worker_id not in facts.failed_prefill
-        and decode.worker_id not in facts.failed_decode
+        and decode.worker_id not in facts.failed_decode | facts.full_decode
     ]
-    if pairs:
+    if pairs and len(facts.failed_prefill) < MAX_PREFILL_WORKERS:
         decode = _lightest([decode for _, decode in pairs], snapshot.turn)
         prefill = _lightest([p for p, d in pairs if d is decode], snapshot.turn)
-        if facts.failure:
-            reason = f"{reason}; tried again: {facts.failure}"
-        return Plan(prefill.worker_id, decode.worker_id, arm, reason)
+        return Plan(prefill.worker_id, decode.worker_id, arm, _again(reason, facts))
     why = facts.failure or "no proven pair of prefill and decode workers is ready"
     if policy.fallback is Fallback.FAIL:
         raise RejectedError(
@@ -78,6 +80,10 @@ def _disaggregated(
     decodes = [view for view in snapshot.decode if view.worker_id not in facts.failed_decode]
     decode = _lightest(decodes, snapshot.turn)
     return Plan(None, decode.worker_id, arm, f"{reason}; fell back to colocated: {why}")
+
+
+def _again(reason: str, facts: RequestFacts) -> str:
+    return f"{reason}; tried again: {facts.failure}" if facts.failure else reason
 
 
 def _lightest(views: list[WorkerView], turn: int) -> WorkerView:

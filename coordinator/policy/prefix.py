@@ -29,14 +29,15 @@ def _chain(token_ids: tuple[int, ...], cache_salt: str) -> Iterator[int]:
 
 
 class PrefixIndex:
-    """The least recently used blocks of one worker, at most `max_blocks` of them."""
+    """The most recently used blocks of one worker, at most `max_blocks` of them."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def add(self, hashes: tuple[int, ...]) -> None:
-        for block in hashes:
+        # The end of a prompt is of no use without its beginning, so it is forgotten first.
+        for block in reversed(hashes):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._max_blocks:

@@ -61,8 +61,9 @@ class RequestFacts:
     """What the decision needs to know of one request.
 
     `cached_tokens` says for each decode worker how many prompt tokens it is believed to hold.
-    `failed_prefill` and `failed_decode` are workers that this request has tried in vain, and
-    `failure` is why, in words.
+    `failed_prefill` and `failed_decode` are workers that this request has tried in vain,
+    `full_decode` those that had no room to promise, where it may still wait its turn
+    colocated; `failure` is the last one's reason, in words.
     """
 
     prompt_tokens: int
@@ -71,6 +72,7 @@ class RequestFacts:
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     failed_prefill: frozenset[str] = frozenset()
     failed_decode: frozenset[str] = frozenset()
+    full_decode: frozenset[str] = frozenset()
     failure: str = ""
 
     def without_prefill(self, worker_id: str, failure: str) -> RequestFacts:
@@ -80,6 +82,9 @@ class RequestFacts:
 
     def without_decode(self, worker_id: str, failure: str) -> RequestFacts:
         return replace(self, failed_decode=self.failed_decode | {worker_id}, failure=failure)
+
+    def without_room(self, worker_id: str, failure: str) -> RequestFacts:
+        return replace(self, full_decode=self.full_decode | {worker_id}, failure=failure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,7 @@ class Answer:
             text, finish = self._hold_back(text, finish)
         return token, text, finish
 
-    def _hold_back(
-        self, new: str, finish: FinishReason | None
-    ) -> tuple[str, FinishReason | None]:
+    def _hold_back(self, new: str, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
         self._text += new
         if new and self.num_tokens > self._min_tokens:
             for stop in self._stop:

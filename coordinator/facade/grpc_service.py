@@ -1,0 +1,192 @@
+"""The public gRPC service, over the same intake as HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from typing import TypeVar, cast
+
+from coordinator.facade.http_errors import REQUEST_ID
+from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
+from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
+from coordinator.facade.validate import COMPLETION_MAX_TOKENS
+from coordinator.gateway.gateway import Gateway
+from coordinator.record import RequestRecord
+from pdserve import convert
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.rpc_errors import Context
+from pdserve.types import (
+    ChatPrompt,
+    GenerateSpec,
+    Prompt,
+    Route,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from pdserve.v1 import inference_pb2 as pb
+from pdserve.v1.inference_pb2_grpc import InferenceServiceServicer
+
+_NAMES = {field.name: f"sampling.{field.name}" for field in fields(SamplingParams)} | {
+    name: f"options.{name}" for name in ("mode", "session", "cache_salt")
+}
+_Request = pb.GenerateRequest | pb.ChatRequest
+_Message = TypeVar("_Message", pb.GenerateStreamResponse, pb.ChatStreamResponse)
+
+
+class InferenceServicer(InferenceServiceServicer):
+    """Raises PdserveError out of every method; an interceptor makes the status of it."""
+
+    def __init__(self, dispatcher: Dispatch, gateway: Gateway, observer: EndObserver) -> None:
+        self._intake = Intake(dispatcher, gateway, observer)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        async with self._answer(request, context) as (request_id, stream):
+            text, reason, usage = await whole(stream)
+            return pb.GenerateResponse(
+                id=request_id,
+                text=text,
+                finish_reason=convert.finish_to_proto(reason),
+                usage=convert.usage_to_proto(usage),
+                route=convert.route_to_proto(stream.route),
+            )
+
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
+        async with self._answer(request, context) as (request_id, stream):
+            text, reason, usage = await whole(stream)
+            return pb.ChatResponse(
+                id=request_id,
+                message=pb.ChatMessage(role="assistant", content=text),
+                finish_reason=convert.finish_to_proto(reason),
+                usage=convert.usage_to_proto(usage),
+                route=convert.route_to_proto(stream.route),
+            )
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        async with self._answer(request.request, context, streamed=True) as (_, stream):
+            async for message in _messages(stream, pb.GenerateStreamResponse):
+                yield message
+
+    async def ChatStream(
+        self, request: pb.ChatStreamRequest, context: Context
+    ) -> AsyncIterator[pb.ChatStreamResponse]:
+        async with self._answer(request.request, context, streamed=True) as (_, stream):
+            async for message in _messages(stream, pb.ChatStreamResponse):
+                yield message
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        metadata = _metadata(context)
+        request_id = request_id_from(metadata.get(REQUEST_ID))
+        await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        self._intake.authenticate(metadata.get("authorization"))
+        models = sorted(self._intake.models.items())
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(name=name, context_length=model.context_length) for name, model in models
+            ]
+        )
+
+    @asynccontextmanager
+    async def _answer(
+        self, request: _Request, context: Context, *, streamed: bool = False
+    ) -> AsyncIterator[tuple[str, TokenStream]]:
+        """The id and the tokens of a request, whose end is taken care of, whatever it is."""
+        metadata = _metadata(context)
+        record = begin(
+            "grpc",
+            "chat" if isinstance(request, pb.ChatRequest) else "completion",
+            request_id_from(metadata.get(REQUEST_ID)),
+            metadata.get("traceparent"),
+        )
+        record.stream = streamed
+        stream: TokenStream | None = None
+        try:
+            caller = self._intake.authenticate(metadata.get("authorization"))
+            record.tenant = caller.tenant
+            spec = _spec(request, record, context)
+            stream = await self._intake.open(spec, caller, record, _NAMES)
+            await context.send_initial_metadata(_route_metadata(record, stream.route))
+            yield record.request_id, stream
+        except BaseException as error:
+            told = self._intake.failed(record, error)
+            if not isinstance(error, Exception):
+                raise
+            if stream is None:
+                await context.send_initial_metadata(((REQUEST_ID, record.request_id),))
+            raise told from None
+        finally:
+            if stream is not None:
+                await stream.aclose()
+
+
+async def _messages(stream: TokenStream, make: Callable[..., _Message]) -> AsyncIterator[_Message]:
+    message = make(route=convert.route_to_proto(stream.route))
+    is_first = True
+    async for delta in stream:
+        if delta.finish_reason is not None:
+            assert delta.usage is not None
+            message.text = delta.text
+            message.finish_reason = convert.finish_to_proto(delta.finish_reason)
+            message.usage.CopyFrom(convert.usage_to_proto(delta.usage))
+            yield message
+            return
+        if delta.text or is_first:
+            message.text = delta.text
+            yield message
+            message = make()
+            is_first = False
+    raise ended_early()
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    """The call's metadata in text; of a repeated key the last."""
+    pairs = context.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def _route_metadata(record: RequestRecord, route: Route) -> tuple[tuple[str, str], ...]:
+    return (
+        (REQUEST_ID, record.request_id),
+        ("x-pdserve-mode", route.mode.value),
+        ("x-pdserve-reason", one_line(route.reason)),
+    )
+
+
+def _spec(request: _Request, record: RequestRecord, context: Context) -> GenerateSpec:
+    """Raises PdserveError for what no dataclass can hold."""
+    sampling = convert.sampling_from_proto(request.sampling)
+    if isinstance(request, pb.GenerateRequest) and sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=COMPLETION_MAX_TOKENS)
+    # None without a deadline, whatever its type says.
+    remaining = cast(float | None, context.time_remaining())
+    return GenerateSpec(
+        request_id=record.request_id,
+        model=request.model,
+        prompt=_prompt(request),
+        sampling=sampling,
+        mode=convert.mode_from_proto(request.options.mode),
+        tenant=record.tenant,
+        session=request.options.session,
+        cache_salt=request.options.cache_salt,
+        deadline=None if remaining is None else time.monotonic() + remaining,
+    )
+
+
+def _prompt(request: _Request) -> Prompt:
+    if isinstance(request, pb.ChatRequest):
+        return ChatPrompt(tuple((message.role, message.content) for message in request.messages))
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text)
+        case "token_ids":
+            return TokenPrompt(tuple(request.token_ids.ids))
+        case _:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT, "text or token_ids must be set", param="prompt"
+            )

@@ -1,0 +1,125 @@
+"""`kill -9` of each kind of process in turn, in the middle of a stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e.fleet import TIMEOUT_S, Fleet, Prompt
+from tests.e2e.prompts import prompts
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+
+HANG_S = 10.0
+STORY = next(prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 6000)
+
+
+def until(condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:
+    """For what only an outside look can tell, such as a peer's metrics."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.05)
+
+
+def engine_of(worker: psutil.Process) -> psutil.Process:
+    """The vLLM engine process of a worker: the largest below it."""
+    return max(worker.children(recursive=True), key=lambda process: process.memory_info().rss)
+
+
+def assert_recovers(fleet: Fleet, name: str, since: int) -> None:
+    """The supervisor says what died and brings it back, and both routes work again."""
+    died = fleet.system.wait_for("died", name=name, since=since)
+    assert died["how"]
+    fleet.system.wait_for("restarted", name=name, since=since)
+    until(fleet.ready)
+    for mode in ("colocated", "disaggregated"):
+        until(
+            lambda mode=mode: fleet.state()["routes"][fleet.model][mode]["ready"]  # type: ignore[misc]
+        )
+        answer = fleet.ask(Prompt("completion", "One, two, three,", 4), mode, "http", False)
+        assert answer.mode == mode
+        assert answer.text
+
+
+def test_a_dead_coordinator_breaks_the_connection_at_once(fleet: Fleet) -> None:
+    since = len(fleet.system.events)
+    stream = _long_stream(fleet, "colocated")
+    next(stream)
+    fleet.system.child("coordinator").kill()
+    began = time.monotonic()
+    with pytest.raises((httpx.TransportError, openai.APIConnectionError)):
+        list(stream)
+    assert time.monotonic() - began < HANG_S
+    assert_recovers(fleet, "coordinator", since)
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_a_dead_decode_worker_is_a_clear_error_in_the_stream(fleet: Fleet, victim: str) -> None:
+    since = len(fleet.system.events)
+    stream = _long_stream(fleet, "colocated")
+    next(stream)
+    worker = fleet.system.child("decode-0")
+    (worker if victim == "worker" else engine_of(worker)).kill()
+    began = time.monotonic()
+    with pytest.raises(openai.APIError) as failure:
+        list(stream)
+    assert time.monotonic() - began < HANG_S
+    assert failure.value.code == "decode_failed"
+    assert_recovers(fleet, "decode-0", since)
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_a_dead_prefill_worker_is_fallen_back_from(fleet: Fleet, victim: str) -> None:
+    since = len(fleet.system.events)
+    worker = fleet.system.child("prefill-0")
+    process = worker if victim == "worker" else engine_of(worker)
+
+    def kill_in_mid_prefill() -> None:
+        until(lambda: _running(fleet, "prefill-0") > 0)
+        process.kill()
+
+    killer = threading.Thread(target=kill_in_mid_prefill)
+    killer.start()
+    answer = fleet.ask(STORY, "disaggregated", "http", stream=True)
+    killer.join()
+    assert answer.mode == "colocated"
+    assert answer.text == fleet.ask(STORY, "colocated", "http", stream=False).text
+    assert_recovers(fleet, "prefill-0", since)
+
+
+def test_after_all_that_nothing_is_held(fleet: Fleet) -> None:
+    until(fleet.ready)
+    fleet.ask(STORY, "disaggregated", "http", stream=True)
+
+    def idle() -> bool:
+        state = fleet.state()
+        return all(
+            not worker["open_leases"] and not worker["reserved_tokens"] and not worker["running"]
+            for worker in state["workers"]
+        ) and state["requests"][fleet.model] == {"running": 0, "queued": 0}
+
+    until(idle)
+
+
+def _running(fleet: Fleet, worker_id: str) -> int:
+    workers = {worker["id"]: worker for worker in fleet.state()["workers"]}
+    running: int = workers[worker_id]["running"]
+    return running
+
+
+def _long_stream(fleet: Fleet, mode: str) -> openai.Stream[openai.types.Completion]:
+    return fleet.openai.completions.create(
+        model=fleet.model,
+        prompt="One, two, three,",
+        max_tokens=2000,
+        stream=True,
+        extra_headers={"x-pdserve-mode": mode},
+        extra_body={"ignore_eos": True},
+    )

@@ -1,0 +1,143 @@
+"""A dispatcher that answers by script, stepped by gates and never by time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.catalog import ServedModel, build
+from coordinator.gateway.keys import Caller
+from coordinator.prompts import ByteEncoder
+from coordinator.record import RequestRecord
+from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.errors import PdserveError
+from pdserve.types import Delta, FinishReason, GenerateSpec, Mode, Route, Usage
+
+MODEL = "tiny"
+CONTEXT_LENGTH = 1000
+ROUTE = Route(Mode.DISAGGREGATED, "auto: 37 of 512 uncached tokens", arm="blue")
+
+Step = Delta | Exception | asyncio.Event
+"""What a script holds: something to give, something to raise, or a gate to wait at."""
+
+
+def answer(*texts: str, finish: FinishReason = FinishReason.STOP, cached: int = 0) -> list[Step]:
+    """A script that gives the texts, one delta each, and ends well."""
+    deltas = [Delta(text) for text in texts]
+    deltas[-1].finish_reason = finish
+    deltas[-1].usage = Usage(7, len(texts), cached)
+    return list(deltas)
+
+
+def served(model: ModelConfig | None = None) -> dict[str, ServedModel]:
+    config = CoordinatorConfig(models=(model or ModelConfig(name=MODEL),))
+    name = config.models[0].name
+    return build(config, {name: ByteEncoder(CONTEXT_LENGTH)})
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request as it reached the dispatcher."""
+
+    spec: GenerateSpec
+    caller: Caller
+    record: RequestRecord
+
+
+class FakeStream:
+    """`closed` is set by the first `aclose`."""
+
+    def __init__(self, steps: Sequence[Step], route: Route, on_close: Callable[[], None]) -> None:
+        self.route = route
+        self.prompt_tokens = 7
+        self.closed = asyncio.Event()
+        self._steps = list(steps)
+        self._on_close = on_close
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while self._steps:
+            step = self._steps.pop(0)
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                return step
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        if not self.closed.is_set():
+            self.closed.set()
+            self._on_close()
+
+
+class FakeObserver:
+    """The ends that were reported: (request id, label of the error or "ok")."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.ends: list[tuple[str, str]] = []
+
+    def done(self, record: RequestRecord, error: PdserveError | None) -> None:
+        if record.done:
+            return
+        record.done = True
+        self.ends.append((record.request_id, "ok" if error is None else error.reason.label))
+        self.ended.set()
+
+
+class FakeDispatcher:
+    """Runs `script` for each request; a step before the first delta holds `open` up or fails it."""
+
+    def __init__(
+        self, observer: FakeObserver, models: dict[str, ServedModel] | None = None
+    ) -> None:
+        self.models = served() if models is None else models
+        self.script: list[Step] = answer("Hello", " world")
+        self.route = ROUTE
+        self.seen: list[Seen] = []
+        self.streams: list[FakeStream] = []
+        self.opening = asyncio.Event()
+        self.open_cancelled = asyncio.Event()
+        self._observer = observer
+
+    async def open(self, spec: GenerateSpec, caller: Caller, record: RequestRecord) -> FakeStream:
+        self.seen.append(Seen(spec, caller, record))
+        self.opening.set()
+        steps = list(self.script)
+        try:
+            while steps and not isinstance(steps[0], Delta):
+                step = steps.pop(0)
+                if isinstance(step, Exception):
+                    raise step
+                assert isinstance(step, asyncio.Event)
+                await step.wait()
+        except PdserveError as error:
+            self._observer.done(record, error)
+            raise
+        except asyncio.CancelledError:
+            self.open_cancelled.set()
+            raise
+        stream = FakeStream(steps, self.route, lambda: self._observer.done(record, None))
+        self.streams.append(stream)
+        return stream
+
+
+@dataclass(slots=True)
+class FakeOps:
+    is_ready: bool = True
+    state: dict[str, Any] = field(default_factory=lambda: {"routes": {"tiny": {"colocated": True}}})
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        return self.is_ready, self.state
+
+    def fleet(self) -> dict[str, Any]:
+        return {"workers": []}
+
+    def metrics(self) -> bytes:
+        return b"pdserve_requests_total 1\n"

@@ -1,0 +1,319 @@
+"""DecodeService over real sockets, on a simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from pdserve.config import SimConfig
+from pdserve.errors import ErrorReason
+from pdserve.rpc_errors import from_rpc_error
+from pdserve.types import FinishReason, NixlDescriptor, Role, SimDescriptor, Usage
+from tests.support.sim_worker import FAST, SessionClient, SimWorker, prefill, request, sim_worker
+
+LONG = 4_000
+"""Tokens of an answer that is still running when a test ends it."""
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[SimWorker]:
+    async with sim_worker() as running:
+        yield running
+
+
+@pytest.fixture
+def session(worker: SimWorker) -> SessionClient:
+    return SessionClient(worker.channel)
+
+
+async def reason_of(session: SessionClient) -> ErrorReason:
+    """Why the stream as a whole was ended by the worker."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await session.read():
+            pass
+    return from_rpc_error(caught.value, ErrorReason.DECODE_FAILED).reason
+
+
+async def test_a_sequence_ends_once_with_its_usage(session: SessionClient) -> None:
+    answer = await session.run(request(max_tokens=5))
+
+    assert len(answer.token_ids) == 5
+    assert answer.steps[0].timings is not None
+    assert all(delta.timings is None for delta in answer.steps[1:])
+    assert answer.steps[-1].finish_reason is FinishReason.LENGTH
+    assert answer.steps[-1].usage == Usage(80, 5, 0)
+    assert all(delta.usage is None for delta in answer.steps[:-1])
+
+
+async def test_one_message_carries_the_tokens_of_all_sequences_of_a_step() -> None:
+    paced = FAST.model_copy(update={"decode_step_s": 0.02, "chunk_tokens": 64 * 80})
+    async with sim_worker(paced) as worker:
+        session = SessionClient(worker.channel)
+        for sequence_id in range(1, 65):
+            await session.start(sequence_id, request(max_tokens=10))
+        for sequence_id in range(1, 65):
+            assert len((await session.answer(sequence_id)).token_ids) == 10
+
+        assert max(len(message.deltas) for message in session.messages) == 64
+        # 10 steps, and one or two more where the starts straddled a step.
+        assert len(session.messages) <= 13
+
+
+async def test_handed_over_kv_gives_the_answer_of_a_colocated_run(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    alone = await session.run(request())
+    async with sim_worker() as other:
+        claim = await prefill(other, request())
+        answer = await session.run(request(), claim.handle)
+
+    assert answer.failure is None
+    assert answer.token_ids == alone.token_ids
+    assert answer.text == alone.text
+    assert answer.steps[-1].usage == Usage(80, 8, cached_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        ({"digest": b"another"}, ErrorReason.KV_DIGEST_MISMATCH, "digest"),
+        ({"num_tokens": 79}, ErrorReason.KV_DIGEST_MISMATCH, "covers 79 tokens, the prompt has 80"),
+        ({"lease_expiry": 1.0}, ErrorReason.KV_EXPIRED, "lease ended"),
+        ({"epoch": ""}, ErrorReason.KV_INCOMPATIBLE, "no epoch"),
+        ({"handle_id": ""}, ErrorReason.KV_INCOMPATIBLE, "no id"),
+        (
+            {"descriptor": NixlDescriptor("e", "r", ((1,),), "h", 1, 1)},
+            ErrorReason.KV_INCOMPATIBLE,
+            "transport nixl",
+        ),
+    ],
+)
+async def test_an_altered_handle_is_refused(
+    worker: SimWorker,
+    session: SessionClient,
+    change: dict[str, object],
+    reason: ErrorReason,
+    words: str,
+) -> None:
+    handle = (await prefill(worker, request())).handle
+
+    answer = await session.run(request(), replace(handle, **change))  # type: ignore[arg-type]
+
+    assert answer.steps == []
+    assert answer.failure is not None
+    assert answer.failure.reason is reason
+    assert words in answer.failure.message
+
+
+async def test_a_handle_for_another_prompt_is_refused(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    handle = (await prefill(worker, request())).handle
+    other = request(prompt=tuple(range(2, 82)))
+    answer = await session.run(other, handle)
+    assert answer.failure is not None
+    assert answer.failure.reason is ErrorReason.KV_DIGEST_MISMATCH
+
+
+async def test_a_handle_is_good_once_across_sessions(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    handle = (await prefill(worker, request())).handle
+    assert (await session.run(request(), handle)).failure is None
+    again = await SessionClient(worker.channel).run(request(), handle)
+    assert again.failure is not None
+    assert again.failure.reason is ErrorReason.KV_REUSED
+
+
+async def test_a_handle_from_another_pool_is_refused_naming_the_difference(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    async with sim_worker(revision="other") as foreign:
+        handle = (await prefill(foreign, request())).handle
+        answer = await session.run(request(), handle)
+    assert answer.failure is not None
+    assert answer.failure.reason is ErrorReason.KV_INCOMPATIBLE
+    assert "model_revision 'other', not 'sim-test'" in answer.failure.message
+
+
+async def test_a_handle_without_a_transport_fails_its_sequence_alone(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    handle = replace((await prefill(worker, request())).handle, descriptor=SimDescriptor(0))
+    await session.start(1, request(max_tokens=LONG))
+    await session.start(2, request(), replace(handle, fingerprint=replace(handle.fingerprint, block_size=1)))
+    assert (await session.answer(2)).failure is not None
+    await session.abort(1)
+    assert (await session.run(request())).failure is None
+
+
+async def test_an_aborted_sequence_frees_everything(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    await session.start(1, request(max_tokens=LONG))
+    await session.read()
+    await session.abort(1)
+    await session.abort(99)
+    await worker.workload.ended()
+
+    assert worker.engine.load.running == 0
+    assert worker.workload.load.reserved_tokens == 0
+    assert worker.outcomes == [(Role.DECODE, "cancelled")]
+    assert (await session.run(request())).failure is None
+
+
+async def test_a_broken_stream_drops_sequences_and_reservations(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    for sequence_id in range(1, 9):
+        await session.start(sequence_id, request(max_tokens=LONG))
+    assert await session.reserve(9, 500) is None
+    session.call.cancel()
+    await worker.workload.ended()
+
+    assert worker.engine.load.running == worker.engine.load.waiting == 0
+    assert worker.engine.load.kv_usage == 0
+    assert worker.workload.load.reserved_tokens == 0
+    assert worker.outcomes == [(Role.DECODE, "cancelled")] * 8
+
+
+async def test_a_half_closed_stream_finishes_what_runs_and_ends(session: SessionClient) -> None:
+    await session.start(1, request(max_tokens=20))
+    await session.call.done_writing()
+    while await session.read():
+        pass
+    assert len(session.answers[1].token_ids) == 20
+    assert await session.call.code() is grpc.StatusCode.OK
+
+
+async def test_room_is_promised_only_where_there_is_room() -> None:
+    async with sim_worker(FAST.model_copy(update={"kv_capacity_tokens": 1_000})) as worker:
+        session = SessionClient(worker.channel)
+        assert await session.reserve(1, 600) is None
+        assert worker.workload.load.reserved_tokens == 600
+        refused = await session.reserve(2, 600)
+        assert refused is not None
+        assert refused.reason is ErrorReason.NO_ROOM
+        await session.abort(1)
+        assert await session.reserve(3, 600) is None
+
+
+async def test_a_colocated_sequence_waits_for_room_but_not_for_ever() -> None:
+    async with sim_worker(FAST.model_copy(update={"kv_capacity_tokens": 200})) as worker:
+        session = SessionClient(worker.channel)
+        for sequence_id in (1, 2, 3):
+            await session.start(sequence_id, request(max_tokens=100))
+        for sequence_id in (1, 2, 3):
+            assert len((await session.answer(sequence_id)).token_ids) == 100
+        await session.start(4, request(max_tokens=121))
+        failure = (await session.answer(4)).failure
+        assert failure is not None
+        assert failure.reason is ErrorReason.NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (request(max_tokens=9_000), ErrorReason.CONTEXT_LENGTH_EXCEEDED),
+        (request(prompt=()), ErrorReason.INVALID_ARGUMENT),
+        (request(max_tokens=0), ErrorReason.INVALID_ARGUMENT),
+    ],
+)
+async def test_an_impossible_sequence_is_refused(
+    session: SessionClient, asked: object, reason: ErrorReason
+) -> None:
+    failure = (await session.run(asked)).failure  # type: ignore[arg-type]
+    assert failure is not None
+    assert failure.reason is reason
+
+
+async def test_an_over_long_reservation_is_refused(session: SessionClient) -> None:
+    failure = await session.reserve(1, 9_000)
+    assert failure is not None
+    assert failure.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
+
+
+async def test_a_draining_worker_takes_nothing_new_and_ends_what_runs(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    await session.start(1, request(max_tokens=200))
+    assert await session.reserve(2, 100) is None
+    worker.workload.start_drain()
+
+    refused = await session.reserve(3, 100)
+    assert refused is not None
+    assert refused.reason is ErrorReason.DRAINING
+    await session.start(4, request())
+    failure = (await session.answer(4)).failure
+    assert failure is not None
+    assert failure.reason is ErrorReason.DRAINING
+    # Its room was promised before.
+    await session.start(2, request(max_tokens=8))
+    assert (await session.answer(2)).failure is None
+    assert len((await session.answer(1)).token_ids) == 200
+    worker.decode.finish()
+    assert not await session.read()
+    assert await session.call.code() is grpc.StatusCode.OK
+
+
+async def test_a_dead_engine_fails_every_sequence(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    await session.start(1, request(max_tokens=LONG))
+    await session.start(2, request(max_tokens=LONG))
+    await session.read()
+    worker.engine.fail("the engine died")
+    for sequence_id in (1, 2):
+        failure = (await session.answer(sequence_id)).failure
+        assert failure is not None
+        assert failure.reason is ErrorReason.DECODE_FAILED
+    assert worker.workload.load.reserved_tokens == 0
+
+
+@pytest.mark.parametrize("command", ["start", "reserve"])
+async def test_beginning_a_sequence_twice_ends_the_stream(
+    worker: SimWorker, session: SessionClient, command: str
+) -> None:
+    await session.start(1, request(max_tokens=LONG))
+    if command == "start":
+        await session.start(1, request())
+        assert await reason_of(session) is ErrorReason.INVALID_ARGUMENT
+    else:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await session.reserve(1, 100)
+    await worker.workload.ended()
+
+
+async def test_the_stops_of_one_sequence_do_not_wait_for_another_to_start(
+    worker: SimWorker,
+) -> None:
+    """A coordinator that does not read gets its tokens merged, none lost, none twice."""
+    session = SessionClient(worker.channel)
+    other = SessionClient(worker.channel)
+    await session.start(1, request(max_tokens=500))
+    assert len((await other.run(request(max_tokens=500))).token_ids) == 500
+    answer = await session.answer(1)
+    assert answer.token_ids == other.answers[1].token_ids
+
+
+async def test_kv_transfers_are_timed_in_the_first_delta() -> None:
+    slow = SimConfig(decode_step_s=0.0, prefill_token_s=0.0, transfer_token_s=0.001)
+    async with sim_worker(slow) as worker:
+        handle = (await prefill(worker, request())).handle
+        begun = time.monotonic()
+        answer = await SessionClient(worker.channel).run(request(), handle)
+        assert answer.steps[0].timings is not None
+        assert 0.08 <= answer.steps[0].timings.queue_s <= time.monotonic() - begun
+
+
+async def test_two_sessions_may_use_the_same_sequence_ids(worker: SimWorker) -> None:
+    sessions = [SessionClient(worker.channel) for _ in range(2)]
+    for session in sessions:
+        await session.start(1, request(max_tokens=30))
+    answers = await asyncio.gather(*(session.answer(1) for session in sessions))
+    assert answers[0].token_ids == answers[1].token_ids
