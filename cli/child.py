@@ -7,15 +7,16 @@ import contextlib
 import json
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
+import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
 """A JSON object with an "event", one line of a child's standard output."""
 
+_STDOUT, _STDERR = 1, 2
 _KEPT_LINES = 200
 _LINE_LIMIT = 2**20
 _FLUSH_S = 2.0
@@ -67,27 +68,31 @@ class ChildFailedError(Exception):
         self.ending = ending
 
 
-class Child:
+class Child(asyncio.SubprocessProtocol):
     """A running child, in a session of its own: a Ctrl-C in the terminal reaches only its parent.
 
     `on_message` gets each JSON line of its standard output, `on_line` every other line
     and all of its standard error.
     """
 
+    # asyncio.subprocess.Process is not used: its wait() waits for the pipes, too, and those
+    # stay open for as long as anything that the child started lives.
+
     def __init__(
         self,
         spec: ChildSpec,
-        process: Process,
         on_message: Callable[[Message], None],
         on_line: Callable[[str], None],
     ) -> None:
+        loop = asyncio.get_running_loop()
         self.spec = spec
-        self._process = process
+        self._loop = loop
         self._on_message = on_message
         self._on_line = on_line
-        self._ready: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Message] = loop.create_future()
+        self._end: asyncio.Future[Ending] = loop.create_future()
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._end = asyncio.create_task(self._run(), name=f"child {spec.name}")
+        self._buffers = {_STDOUT: bytearray(), _STDERR: bytearray()}
 
     @classmethod
     async def spawn(
@@ -96,20 +101,14 @@ class Child:
         on_message: Callable[[Message], None],
         on_line: Callable[[str], None],
     ) -> Child:
-        process = await asyncio.create_subprocess_exec(
+        _, child = await asyncio.get_running_loop().subprocess_exec(
+            lambda: cls(spec, on_message, on_line),
             *spec.argv,
             env=spec.env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            limit=_LINE_LIMIT,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        return cls(spec, process, on_message, on_line)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        return child
 
     async def ready(self) -> Message:
         """Its "ready" message. Raises ChildFailedError when it ends without one."""
@@ -124,61 +123,61 @@ class Child:
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._transport.terminate()
 
     def kill(self) -> None:
         """Ends it and everything that it started, at once."""
         if self._end.done():
             return  # its number may be another's by now
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
-    async def _run(self) -> Ending:
-        pumps = asyncio.gather(self._pump_stdout(), self._pump_stderr())
-        returncode = await self._process.wait()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        buffer = self._buffers[fd]
+        buffer += data
+        *lines, rest = buffer.split(b"\n")
+        self._buffers[fd] = rest[-_LINE_LIMIT:]
+        for line in lines:
+            self._line(fd, line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._line(fd, self._buffers[fd])
+
+    def process_exited(self) -> None:
         # What it started must not outlive it: it would hold its ports and its pipes open.
         self.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_S):
-                await pumps
-        return Ending(self.spec.name, returncode, tuple(self._tail))
+        self._loop.call_later(_FLUSH_S, self._ended)
 
-    async def _pump_stdout(self) -> None:
-        async for line in _lines(self._process.stdout):
-            message = _parse(line)
-            if message is None:
-                self._log(line)
-                continue
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended()
+
+    def _ended(self) -> None:
+        if not self._end.done():
+            returncode = self._transport.get_returncode()
+            assert returncode is not None, "the process has exited"
+            self._transport.close()
+            self._end.set_result(Ending(self.spec.name, returncode, tuple(self._tail)))
+
+    def _line(self, fd: int, raw: bytes | bytearray) -> None:
+        line = raw.decode(errors="replace").rstrip()
+        message = _parse(line) if fd == _STDOUT else None
+        if message is not None:
             if message["event"] == "ready" and not self._ready.done():
                 self._ready.set_result(message)
             self._on_message(message)
-
-    async def _pump_stderr(self) -> None:
-        async for line in _lines(self._process.stderr):
-            self._log(line)
-
-    def _log(self, line: str) -> None:
-        self._tail.append(line)
-        self._on_line(line)
+        elif line:
+            self._tail.append(line)
+            self._on_line(line)
 
 
 def _last_exception(lines: tuple[str, ...]) -> tuple[str, ...]:
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback ")]
     after = lines[starts[-1] + 1 :] if starts else ()
     return tuple(line for line in after if line[:1].strip())[:1]
-
-
-async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    assert stream is not None, "every child is started with pipes"
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # a line beyond the limit; the stream has dropped it
-            continue
-        if not line:
-            return
-        if text := line.decode(errors="replace").rstrip():
-            yield text
 
 
 def _parse(line: str) -> Message | None:

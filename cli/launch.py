@@ -101,7 +101,7 @@ class _System:
         self.reporter.step("stop", "stopping")
         await self.supervisor.stop([COORDINATOR])
         await self.supervisor.stop()
-        self.reporter.done("stop", "every process has ended")
+        self.reporter.done("stop", "everything has stopped")
 
     async def _fetch(self, model: ModelConfig) -> ModelConfig:
         """A process of its own: it can be stopped at any time, as a download in a thread cannot."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cli.child import Ending, Message
+from cli.options import DEFAULT_URL
 
 STILL_S = 10.0
 """A step that goes on is mentioned again after that long."""
@@ -138,7 +139,7 @@ class PlainReporter(Reporter):
         self.say(f"{name} did not stop within {after_s:g} s and was killed")
 
     def stopped(self) -> None:
-        self.say("stopped")
+        """Nothing: the last step says it."""
 
 
 class JsonReporter(Reporter):
@@ -188,6 +189,7 @@ class JsonReporter(Reporter):
 def welcome(endpoints: Endpoints) -> str:
     """How to use the running system, to be read by a newcomer and pasted into a shell."""
     http, model = f"http://{endpoints.http}", endpoints.model
+    url = "" if http == DEFAULT_URL else f" --url {http}"
     question = f'"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
     curl_key = ' -H "authorization: Bearer $PDSERVE_KEY"' if endpoints.needs_key else ""
     sdk_key = 'os.environ["PDSERVE_KEY"]' if endpoints.needs_key else '"none"'
@@ -205,7 +207,8 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
     {"import os; " if endpoints.needs_key else ""}from openai import OpenAI
     client = OpenAI(base_url="{http}/v1", api_key={sdk_key})
     answer = client.chat.completions.create(
-        model="{model}", messages=[{{"role": "user", "content": "{_QUESTION}"}}]
+        model="{model}",
+        messages=[{{"role": "user", "content": "{_QUESTION}"}}],
     )
     print(answer.choices[0].message.content)
 
@@ -213,7 +216,7 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
     grpcurl -plaintext{curl_key} -d '{{{question}}}' \\
       {endpoints.grpc} pdserve.v1.InferenceService/Chat
 
-  In another terminal: pdserve chat --url {http}, pdserve status --url {http}
+  In another terminal: pdserve chat{url}, pdserve status{url}
   Metrics:
 {metrics}
   Logs: {endpoints.log_dir}

@@ -47,7 +47,5 @@ def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
     for experiment in config.experiments:
         if experiment.model == model.name:
             arms = tuple(ArmPolicy(arm.name, arm.mode, arm.weight) for arm in experiment.arms)
-            return replace(
-                policy, experiment=experiment.name, sticky=experiment.key, arms=arms
-            )
+            return replace(policy, experiment=experiment.name, sticky=experiment.key, arms=arms)
     return policy

@@ -29,7 +29,7 @@ from pdserve import models
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
 from pdserve.fleet_key import read_key
-from pdserve.server import GrpcServer, capture_signals
+from pdserve.server import GrpcServer, capture_signals, unless
 from pdserve.v1 import inference_pb2
 from pdserve.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
@@ -87,11 +87,9 @@ async def _serve(
             log.info("draining", seconds=config.drain_s)
             http.should_exit = True
             draining = tasks.create_task(grpc.drain(config.drain_s))
-            forced = tasks.create_task(signals.forced.wait())
-            both = asyncio.gather(serving, draining)
-            await asyncio.wait({both, forced}, return_when=asyncio.FIRST_COMPLETED)
+            await unless(signals.forced, asyncio.gather(serving, draining))
             http.force_exit = True
-            for task in (*background, draining, forced):
+            for task in (*background, draining):
                 task.cancel()
 
 
@@ -178,4 +176,4 @@ def _report(detail: str) -> None:
 
 
 def _emit(event: str, **fields: object) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
+    print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201  (the supervisor reads)

@@ -154,9 +154,7 @@ class CoordinatorMetrics:
             "none" if reason is None else reason.label,
         ).inc()
         if record.first_token is not None:
-            self._ttft.labels(record.model, mode, arm).observe(
-                record.first_token - record.received
-            )
+            self._ttft.labels(record.model, mode, arm).observe(record.first_token - record.received)
             for phase, spent in record.phases.items():
                 self._phase.labels(mode, phase).observe(spent)
         if record.usage is not None:

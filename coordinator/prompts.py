@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +50,11 @@ class PromptEncoder:
 
         config = _read_config(model_path)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                model_path,
+                local_files_only=True,
+                model_max_length=sys.maxsize,  # lengths are checked, and told, elsewhere
+            )
         except (OSError, ValueError, KeyError) as error:
             message = " ".join(str(error).split())
             raise ConfigError(f"no tokenizer can be read from {model_path}: {message}") from None

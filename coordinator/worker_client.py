@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from grpc.aio import AioRpcError, StreamStreamCall
@@ -21,11 +21,16 @@ from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
 from pdserve.v1 import decode_pb2 as decode
-from pdserve.v1.decode_pb2_grpc import DecodeServiceAsyncStub, DecodeServiceStub
+from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
 from pdserve.v1.prefill_pb2 import PrefillResponse, ReleaseRequest
-from pdserve.v1.prefill_pb2_grpc import PrefillServiceAsyncStub, PrefillServiceStub
+from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
 from pdserve.v1.worker_pb2 import GetWorkerInfoRequest, WatchLoadRequest
-from pdserve.v1.worker_pb2_grpc import WorkerServiceAsyncStub, WorkerServiceStub
+from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
+
+if TYPE_CHECKING:  # these exist in the stubs' types alone
+    from pdserve.v1.decode_pb2_grpc import DecodeServiceAsyncStub
+    from pdserve.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
+    from pdserve.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
 INFO_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 5.0
@@ -148,9 +153,7 @@ class GrpcWorkerClient:
 class GrpcSession:
     """A Session over one bidirectional gRPC stream."""
 
-    def __init__(
-        self, stub: DecodeServiceAsyncStub, metadata: tuple[tuple[str, str], ...]
-    ) -> None:
+    def __init__(self, stub: DecodeServiceAsyncStub, metadata: tuple[tuple[str, str], ...]) -> None:
         self._stub = stub
         self._metadata = metadata
         self._outgoing: asyncio.Queue[decode.SessionRequest] = asyncio.Queue()
@@ -190,9 +193,7 @@ class GrpcSession:
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
         self._send(
-            reserve=decode.ReserveSequence(
-                sequence_id=sequence.sequence_id, num_tokens=num_tokens
-            )
+            reserve=decode.ReserveSequence(sequence_id=sequence.sequence_id, num_tokens=num_tokens)
         )
 
     def start(self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,16 +115,28 @@ class GrpcServer:
 
 def _bind(server: grpc.aio.Server, listen: Listen) -> int:
     try:
+        _try(listen)
         return server.add_insecure_port(listen.address)
-    except RuntimeError as error:
-        reason = str(error).lower()
-        if "address already in use" in reason:
-            hint = "address already in use; choose another port with a `port` setting or flag"
-        elif "permission denied" in reason:
-            hint = "permission denied; choose a port above 1023"
-        else:
-            hint = "no such address on this machine"
-        raise ConfigError(f"cannot listen on {listen.address}: {hint}") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        hint = "; choose another port with a `port` setting or flag"
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            hint = ""
+        raise ConfigError(f"cannot listen on {listen.address}: {reason}{hint}") from None
+    except RuntimeError:
+        raise ConfigError(f"cannot listen on {listen.address}") from None
+
+
+def _try(listen: Listen) -> None:
+    """Raises OSError when the address cannot be bound: gRPC writes the cause to its log only."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        # Two sockets may be bound to one address as long as neither listens.
+        probe.listen(1)
 
 
 class _Gate(grpc.aio.ServerInterceptor):

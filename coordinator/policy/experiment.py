@@ -21,6 +21,4 @@ def assign(experiment: str, arms: tuple[ArmPolicy, ...], key: str) -> ArmPolicy:
     bounds = accumulate(arm.weight for arm in arms)
     # Rounding may leave the last point on the far bound, never on an arm of weight 0.
     last = max(i for i, arm in enumerate(arms) if arm.weight)
-    return next(
-        (arm for arm, bound in zip(arms, bounds, strict=True) if point < bound), arms[last]
-    )
+    return next((arm for arm, bound in zip(arms, bounds, strict=True) if point < bound), arms[last])

@@ -76,9 +76,7 @@ class RequestFacts:
     failure: str = ""
 
     def without_prefill(self, worker_id: str, failure: str) -> RequestFacts:
-        return replace(
-            self, failed_prefill=self.failed_prefill | {worker_id}, failure=failure
-        )
+        return replace(self, failed_prefill=self.failed_prefill | {worker_id}, failure=failure)
 
     def without_decode(self, worker_id: str, failure: str) -> RequestFacts:
         return replace(self, failed_decode=self.failed_decode | {worker_id}, failure=failure)

@@ -93,15 +93,21 @@ class Child:
 
 
 @asynccontextmanager
-async def child(name: str, core: int, program: Sequence[str]) -> AsyncIterator[Child]:
-    """Runs a program on one core while the context lasts."""
+async def child(
+    name: str, core: int, program: Sequence[str], *, is_read: bool = True
+) -> AsyncIterator[Child]:
+    """Runs a program on one core while the context lasts.
+
+    Its standard output is for `event` or `output` to read; unless `is_read`, it joins the
+    standard error.
+    """
     launcher = (sys.executable, "-m", "measure.token_path.pinned", str(core), str(os.getpid()))
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *launcher,
             *program,
             stdin=DEVNULL,
-            stdout=PIPE,
+            stdout=PIPE if is_read else errors,
             stderr=errors,
             start_new_session=True,  # a Ctrl-C reaches this process alone, which ends them
         )

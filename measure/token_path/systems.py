@@ -121,7 +121,8 @@ async def _router_process(core: int, *arguments: str) -> AsyncIterator[Callable[
     port, metrics_port = map(str, free_ports(2))
     options = ("--policy", "round_robin", "--log-level", "error", "--port", port)
     checks = ("--worker-startup-check-interval", "1", "--prometheus-port", metrics_port)
-    async with child("vllm-router", core, (str(program), *arguments, *options, *checks)) as router:
+    command = (str(program), *arguments, *options, *checks)
+    async with child("vllm-router", core, command, is_read=False) as router:
         address = f"127.0.0.1:{port}"
         await _until_it_answers(router, address)
         yield lambda fake: Target(address, router.pids, Source("http", fake, fake))

@@ -10,11 +10,21 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from pdserve import convert
 from pdserve.config import SimConfig
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import FinishReason, NixlDescriptor, Role, SimDescriptor, Usage
-from tests.support.sim_worker import FAST, SessionClient, SimWorker, prefill, request, sim_worker
+from pdserve.types import EngineRequest, FinishReason, NixlDescriptor, Role, Usage
+from pdserve.v1 import decode_pb2
+from tests.support.sim_worker import (
+    FAST,
+    Answer,
+    SessionClient,
+    SimWorker,
+    prefill,
+    request,
+    sim_worker,
+)
 
 LONG = 4_000
 """Tokens of an answer that is still running when a test ends it."""
@@ -141,15 +151,32 @@ async def test_a_handle_from_another_pool_is_refused_naming_the_difference(
     assert "model_revision 'other', not 'sim-test'" in answer.failure.message
 
 
-async def test_a_handle_without_a_transport_fails_its_sequence_alone(
+async def test_a_refused_handle_ends_its_own_sequence_alone(
     worker: SimWorker, session: SessionClient
 ) -> None:
-    handle = replace((await prefill(worker, request())).handle, descriptor=SimDescriptor(0))
-    await session.start(1, request(max_tokens=LONG))
-    await session.start(2, request(), replace(handle, fingerprint=replace(handle.fingerprint, block_size=1)))
+    handle = replace((await prefill(worker, request())).handle, epoch="")
+    await session.start(1, request(max_tokens=300))
+    await session.start(2, request(), handle)
     assert (await session.answer(2)).failure is not None
-    await session.abort(1)
-    assert (await session.run(request())).failure is None
+    assert len((await session.answer(1)).token_ids) == 300
+
+
+async def test_a_handle_that_names_no_transport_is_refused(
+    worker: SimWorker, session: SessionClient
+) -> None:
+    handle = (await prefill(worker, request())).handle
+    start = convert.start_to_proto(1, request(), handle)
+    start.kv.ClearField("sim")
+    session.answers[1] = Answer()
+    await session.call.write(decode_pb2.SessionRequest(start=start))
+    failure = (await session.answer(1)).failure
+    assert failure is not None
+    assert failure.reason is ErrorReason.KV_INCOMPATIBLE
+
+
+async def test_an_empty_command_ends_the_stream(session: SessionClient) -> None:
+    await session.call.write(decode_pb2.SessionRequest())
+    assert await reason_of(session) is ErrorReason.INVALID_ARGUMENT
 
 
 async def test_an_aborted_sequence_frees_everything(
@@ -225,9 +252,9 @@ async def test_a_colocated_sequence_waits_for_room_but_not_for_ever() -> None:
     ],
 )
 async def test_an_impossible_sequence_is_refused(
-    session: SessionClient, asked: object, reason: ErrorReason
+    session: SessionClient, asked: EngineRequest, reason: ErrorReason
 ) -> None:
-    failure = (await session.run(asked)).failure  # type: ignore[arg-type]
+    failure = (await session.run(asked)).failure
     assert failure is not None
     assert failure.reason is reason
 
@@ -289,16 +316,12 @@ async def test_beginning_a_sequence_twice_ends_the_stream(
     await worker.workload.ended()
 
 
-async def test_the_stops_of_one_sequence_do_not_wait_for_another_to_start(
-    worker: SimWorker,
-) -> None:
-    """A coordinator that does not read gets its tokens merged, none lost, none twice."""
-    session = SessionClient(worker.channel)
-    other = SessionClient(worker.channel)
-    await session.start(1, request(max_tokens=500))
-    assert len((await other.run(request(max_tokens=500))).token_ids) == 500
-    answer = await session.answer(1)
-    assert answer.token_ids == other.answers[1].token_ids
+async def test_a_coordinator_that_reads_late_loses_no_token(worker: SimWorker) -> None:
+    late, prompt = SessionClient(worker.channel), SessionClient(worker.channel)
+    await late.start(1, request(max_tokens=500))
+    in_time = await prompt.run(request(max_tokens=500))
+    assert (await late.answer(1)).token_ids == in_time.token_ids
+    assert late.answers[1].text == in_time.text
 
 
 async def test_kv_transfers_are_timed_in_the_first_delta() -> None:

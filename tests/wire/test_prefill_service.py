@@ -1,0 +1,137 @@
+"""PrefillService over real sockets, on a simulated engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from pdserve import convert
+from pdserve.errors import ErrorReason
+from pdserve.rpc_errors import from_rpc_error
+from pdserve.types import EngineRequest, Role
+from pdserve.v1 import prefill_pb2
+from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
+from tests.support.sim_worker import FAST, SimWorker, prefill, request, sim_worker
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[SimWorker]:
+    async with sim_worker() as running:
+        yield running
+
+
+async def refusal(worker: SimWorker, message: prefill_pb2.PrefillRequest) -> ErrorReason:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in PrefillServiceStub(worker.channel).Prefill(message):
+            pass
+    return from_rpc_error(caught.value, ErrorReason.PREFILL_FAILED).reason
+
+
+async def release(worker: SimWorker, handle_id: str) -> bool:
+    answer = await PrefillServiceStub(worker.channel).Release(
+        prefill_pb2.ReleaseRequest(handle_id=handle_id)
+    )
+    return answer.was_open
+
+
+async def test_the_handle_says_all_that_the_decode_side_verifies(worker: SimWorker) -> None:
+    asked = EngineRequest("r", request().token_ids, request().sampling, cache_salt="salt")
+    before = time.time()
+    result = await prefill(worker, asked)
+
+    handle = result.handle
+    assert len(handle.handle_id) == 32
+    assert (handle.worker_id, handle.epoch) == ("worker-1", "epoch-1")
+    assert handle.fingerprint == worker.engine.info.fingerprint
+    assert handle.digest == convert.digest(asked.token_ids, "salt")
+    assert handle.num_tokens == 80
+    assert before + 30 <= handle.lease_expiry <= time.time() + 30
+    assert result.cached_tokens == 0
+    assert worker.workload.load.open_leases == 1
+    assert worker.outcomes == [(Role.PREFILL, "finished")]
+
+
+async def test_a_second_prefill_of_the_prompt_hits_the_cache_and_has_its_own_handle(
+    worker: SimWorker,
+) -> None:
+    first = await prefill(worker, request())
+    second = await prefill(worker, request())
+    assert second.cached_tokens == 64
+    assert second.handle.handle_id != first.handle.handle_id
+
+
+async def test_releasing_frees_the_blocks_once(worker: SimWorker) -> None:
+    handle = (await prefill(worker, request())).handle
+    assert worker.engine.load.kv_usage > 0
+    assert await release(worker, handle.handle_id)
+    assert worker.engine.load.kv_usage == 0
+    assert worker.workload.load.open_leases == 0
+    assert not await release(worker, handle.handle_id)
+    assert not await release(worker, "unknown")
+
+
+async def test_an_expired_lease_is_swept(worker: SimWorker) -> None:
+    message = convert.prefill_request_to_proto(request())
+    message.lease.CopyFrom(convert.duration(0.05))
+    async for _ in PrefillServiceStub(worker.channel).Prefill(message):
+        pass
+    assert worker.workload.load.open_leases == 1
+    await worker.workload.ended()
+    assert worker.engine.load.kv_usage == 0
+
+
+async def test_cancelling_the_call_stops_the_work_and_frees_the_blocks() -> None:
+    async with sim_worker(FAST.model_copy(update={"prefill_token_s": 1.0})) as worker:
+        call = PrefillServiceStub(worker.channel).Prefill(
+            convert.prefill_request_to_proto(request())
+        )
+        async for event in call:
+            assert event.HasField("admitted")
+            break
+        call.cancel()
+        await worker.workload.ended()
+        assert worker.engine.load.running == worker.engine.load.waiting == 0
+        assert worker.engine.load.kv_usage == 0
+        assert worker.outcomes == [(Role.PREFILL, "cancelled")]
+
+
+async def test_a_draining_worker_refuses(worker: SimWorker) -> None:
+    worker.workload.start_drain()
+    message = convert.prefill_request_to_proto(request())
+    assert await refusal(worker, message) is ErrorReason.DRAINING
+
+
+async def test_a_dead_engine_fails_the_call(worker: SimWorker) -> None:
+    worker.engine.fail("the engine died")
+    message = convert.prefill_request_to_proto(request())
+    assert await refusal(worker, message) is ErrorReason.PREFILL_FAILED
+    assert worker.outcomes == [(Role.PREFILL, "prefill_failed")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ((), ErrorReason.INVALID_ARGUMENT),
+        (tuple(range(8_192)), ErrorReason.CONTEXT_LENGTH_EXCEEDED),
+    ],
+)
+async def test_an_impossible_prompt_is_refused(
+    worker: SimWorker, prompt: tuple[int, ...], reason: ErrorReason
+) -> None:
+    message = convert.prefill_request_to_proto(request(prompt))
+    assert await refusal(worker, message) is reason
+
+
+async def test_a_lease_of_no_time_is_refused(worker: SimWorker) -> None:
+    message = convert.prefill_request_to_proto(request())
+    message.lease.CopyFrom(convert.duration(0))
+    assert await refusal(worker, message) is ErrorReason.INVALID_ARGUMENT
+
+
+async def test_a_prompt_larger_than_the_cache_is_refused() -> None:
+    async with sim_worker(FAST.model_copy(update={"kv_capacity_tokens": 64})) as worker:
+        message = convert.prefill_request_to_proto(request())
+        assert await refusal(worker, message) is ErrorReason.NO_ROOM

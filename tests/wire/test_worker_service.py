@@ -1,0 +1,87 @@
+"""WorkerService over real sockets, on a simulated engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+import pdserve
+from pdserve import convert
+from pdserve.types import Load, Role, WorkerInfo
+from pdserve.v1 import worker_pb2
+from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
+from tests.support.sim_worker import SessionClient, SimWorker, request, sim_worker
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[SimWorker]:
+    async with sim_worker() as running:
+        yield running
+
+
+async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
+    stub = WorkerServiceStub(worker.channel)
+    info = convert.worker_info_from_proto(
+        await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())
+    )
+    assert info == WorkerInfo(
+        worker_id="worker-1",
+        epoch="epoch-1",
+        roles=frozenset({Role.PREFILL, Role.DECODE}),
+        model="tiny",
+        fingerprint=worker.engine.info.fingerprint,
+        engine="sim",
+        context_length=8_192,
+        kv_capacity_tokens=262_144,
+        transports=("sim",),
+        version=pdserve.__version__,
+    )
+
+
+async def test_load_comes_at_once_and_then_at_each_change(worker: SimWorker) -> None:
+    call = WorkerServiceStub(worker.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    assert convert.load_from_proto(await call.read()) == Load()
+
+    session = SessionClient(worker.channel)
+    await session.start(1, request(max_tokens=4_000))
+    load = convert.load_from_proto(await call.read())
+    while not load.running:
+        load = convert.load_from_proto(await call.read())
+    assert load.reserved_tokens == 4_080
+    assert load.kv_usage > 0
+
+    worker.workload.start_drain()
+    await session.abort(1)
+    while load != Load(draining=True):
+        load = convert.load_from_proto(await call.read())
+    call.cancel()
+
+
+async def test_drain_answers_when_running_work_has_ended(worker: SimWorker) -> None:
+    session = SessionClient(worker.channel)
+    await session.start(1, request(max_tokens=100))
+    await session.read()
+    answer = await WorkerServiceStub(worker.channel).Drain(worker_pb2.DrainRequest())
+    assert answer.unfinished == 0
+    assert len((await session.answer(1)).token_ids) == 100
+
+
+async def test_drain_answers_at_its_deadline_with_what_is_left(worker: SimWorker) -> None:
+    session = SessionClient(worker.channel)
+    await session.start(1, request(max_tokens=4_000))
+    await session.read()
+    answer = await WorkerServiceStub(worker.channel).Drain(
+        worker_pb2.DrainRequest(deadline=convert.duration(0.01))
+    )
+    assert answer.unfinished == 1
+    await session.abort(1)
+
+
+async def test_closing_the_workload_ends_its_watches(worker: SimWorker) -> None:
+    call = WorkerServiceStub(worker.channel).WatchLoad(worker_pb2.WatchLoadRequest())
+    await call.read()
+    worker.workload.close()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
