@@ -113,9 +113,8 @@ class Conversation:
             "POST", "/v1/chat/completions", json=body, headers=headers
         ) as response:
             check(response)
-            route = response.headers.get("x-pdserve-mode", "route unknown")
-            reason = response.headers.get("x-pdserve-reason")
-            answer.footer.append(f"{route} ({reason})" if reason else route)
+            # The reason names the route, too: "colocated: ...".
+            answer.footer.append(response.headers.get("x-pdserve-reason", "route not told"))
             first: float | None = None
             tokens = 0
             for event in sse_data(response):

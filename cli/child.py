@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections import deque
@@ -21,7 +22,9 @@ _KEPT_LINES = 200
 _LINE_LIMIT = 2**20
 _FLUSH_S = 2.0
 _ERROR_MARK = "pdserve: error: "
+_LOGGED_ERROR = re.compile(r"\[(error|critical) *\]|\b(ERROR|CRITICAL|FATAL|Fatal)\b")
 _SHOWN_LINES = 5
+_SHOWN_WIDTH = 300
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,18 @@ class Ending:
 
     @property
     def reason(self) -> tuple[str, ...]:
-        """The lines that say why: its error line, else its last exception, else its last lines."""
+        """The lines that say why, best first: its error line, its last exception, logged errors.
+
+        None of these: the last lines of any kind, unless a signal says enough.
+        """
         for line in reversed(self.tail):
             if line.startswith(_ERROR_MARK):
                 return (line.removeprefix(_ERROR_MARK),)
-        return _last_exception(self.tail) or self.tail[-_SHOWN_LINES:]
+        logged = tuple(line for line in self.tail if _LOGGED_ERROR.search(line))
+        lines = _last_exception(self.tail) or logged
+        if not lines and self.returncode >= 0:
+            lines = self.tail
+        return tuple(_shorten(line) for line in lines[-_SHOWN_LINES:])
 
 
 class ChildFailedError(Exception):
@@ -178,6 +188,10 @@ def _last_exception(lines: tuple[str, ...]) -> tuple[str, ...]:
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback ")]
     after = lines[starts[-1] + 1 :] if starts else ()
     return tuple(line for line in after if line[:1].strip())[:1]
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= _SHOWN_WIDTH else f"{line[:_SHOWN_WIDTH]}..."
 
 
 def _parse(line: str) -> Message | None:

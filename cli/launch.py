@@ -64,7 +64,6 @@ def up(options: UpOptions, reporter: Reporter) -> None:
         asyncio.run(run())
     except (ChildFailedError, GaveUpError) as failed:
         ending = failed.ending
-        reporter.died(ending, None)
         last = f": {ending.reason[-1]}" if ending.reason else ""
         raise CliError(f"{failed}{last} (log: {log_dir / ending.name}.log)") from None
     reporter.stopped()
@@ -97,7 +96,7 @@ class _System:
 
     async def stop(self) -> None:
         """The coordinator first: it lets running requests end while their workers are there."""
-        self.reporter.failed()
+        self.reporter.clear()
         self.reporter.step("stop", "stopping")
         await self.supervisor.stop([COORDINATOR])
         await self.supervisor.stop()
@@ -180,6 +179,9 @@ async def _serve(system: _System, model: ModelConfig) -> None:
     ticker = asyncio.create_task(_tick(system.reporter))
     try:
         await _first_of(start_and_stay(), asked.wait(), system.supervisor.gave_up())
+    except (ChildFailedError, GaveUpError) as failed:
+        system.reporter.failed(failed.ending)
+        raise
     finally:
         await system.stop()
         ticker.cancel()

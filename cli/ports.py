@@ -17,9 +17,7 @@ def check(listen: Listen, flag: str) -> None:
     except OSError as error:
         what = f"port {listen.port} on {listen.host}"
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"{what} is taken by another program: choose another with {flag}"
-            ) from None
+            raise ConfigError(f"{what} is already in use: choose another with {flag}") from None
         if error.errno == errno.EACCES:
             raise ConfigError(
                 f"{what} is for root alone: choose one above 1023 with {flag}"

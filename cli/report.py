@@ -75,7 +75,7 @@ class Reporter:
         if self._verbose:
             self.show_line(name, line)
 
-    def failed(self) -> None:
+    def clear(self) -> None:
         """Nothing is waited for any more."""
         self._steps.clear()
 
@@ -94,7 +94,11 @@ class Reporter:
     def ready(self, endpoints: Endpoints) -> None:
         raise NotImplementedError
 
-    def died(self, ending: Ending, restart_in_s: float | None) -> None:
+    def died(self, ending: Ending, restart_in_s: float) -> None:
+        raise NotImplementedError
+
+    def failed(self, ending: Ending) -> None:
+        """A child has ended and everything else is stopped because of it."""
         raise NotImplementedError
 
     def restarted(self, name: str) -> None:
@@ -125,12 +129,13 @@ class PlainReporter(Reporter):
     def ready(self, endpoints: Endpoints) -> None:
         self.say(welcome(endpoints))
 
-    def died(self, ending: Ending, restart_in_s: float | None) -> None:
-        self.say(f"{ending.name} {ending.how}")
+    def died(self, ending: Ending, restart_in_s: float) -> None:
+        self.say(f"{ending.name} {ending.how}, and is started again in {restart_in_s:g} s")
         for line in ending.reason:
             self.say(f"  {line}")
-        if restart_in_s is not None:
-            self.say(f"{ending.name} is started again in {restart_in_s:g} s")
+
+    def failed(self, ending: Ending) -> None:
+        self.say(f"{ending.name} {ending.how}")
 
     def restarted(self, name: str) -> None:
         self.say(f"{name} is ready again")
@@ -167,13 +172,16 @@ class JsonReporter(Reporter):
     def ready(self, endpoints: Endpoints) -> None:
         self._event("ready", **asdict(endpoints) | {"log_dir": str(endpoints.log_dir)})
 
-    def died(self, ending: Ending, restart_in_s: float | None) -> None:
+    def died(self, ending: Ending, restart_in_s: float) -> None:
+        self._died(ending, restart_in_s)
+
+    def failed(self, ending: Ending) -> None:
+        self._died(ending, None)
+
+    def _died(self, ending: Ending, restart_in_s: float | None) -> None:
+        detail = "\n".join(ending.reason)
         self._event(
-            "died",
-            name=ending.name,
-            how=ending.how,
-            detail="\n".join(ending.reason),
-            restart_in_s=restart_in_s,
+            "died", name=ending.name, how=ending.how, detail=detail, restart_in_s=restart_in_s
         )
 
     def restarted(self, name: str) -> None:

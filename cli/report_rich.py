@@ -27,8 +27,8 @@ class RichReporter(PlainReporter):
         if self._progress and name in self._tasks:
             self._progress.update(self._tasks[name], detail=escape(self._steps[name].detail))
 
-    def failed(self) -> None:
-        super().failed()
+    def clear(self) -> None:
+        super().clear()
         for name in list(self._tasks):
             self._remove(name)
 
@@ -55,12 +55,14 @@ class RichReporter(PlainReporter):
     def show_line(self, name: str, line: str) -> None:
         self._console.print(f"[dim]{name} |[/] {escape(line)}", soft_wrap=True)
 
-    def died(self, ending: Ending, restart_in_s: float | None) -> None:
-        self._console.print(f"[red]✗[/] [bold]{ending.name} {ending.how}")
+    def died(self, ending: Ending, restart_in_s: float) -> None:
+        self.failed(ending)
         for line in ending.reason:
             self.say(f"  {line}")
-        if restart_in_s is not None:
-            self.say(f"  it is started again in {restart_in_s:g} s")
+        self.say(f"  it is started again in {restart_in_s:g} s")
+
+    def failed(self, ending: Ending) -> None:
+        self._console.print(f"[red]✗[/] [bold]{ending.name} {ending.how}")
 
     def restarted(self, name: str) -> None:
         self._console.print(f"[green]✓[/] {name} is ready again")

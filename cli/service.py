@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,9 +24,6 @@ from cli.options import (
     nest,
 )
 from pdserve.types import Role
-
-if TYPE_CHECKING:
-    from pdserve.config import Settings
 
 _MetricsPort = Annotated[
     int | None, typer.Option(min=0, max=65535, metavar="PORT", help="0 picks one.")
@@ -64,12 +60,14 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
             ("coordinator.http.port", port),
             ("coordinator.grpc.host", host),
             ("coordinator.grpc.port", grpc_port),
-            ("coordinator.workers", workers),
+            ("coordinator.workers", workers or None),
             ("coordinator.gateway.keys_file", keys_file),
             ("fleet.key_file", fleet_key_file),
         ]
     )
     _tie(parent)
+    import uvloop
+
     from cli import plan
     from coordinator.main import run_coordinator
     from pdserve.config import load
@@ -78,7 +76,7 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
     if model is not None:
         named = plan.only_model(settings).model_copy(update=named_model(model))
         settings = plan.with_model(settings, named)
-    _run(run_coordinator, settings)
+    uvloop.run(run_coordinator(settings))
 
 
 def worker(  # noqa: PLR0913  (every one is an option)
@@ -119,7 +117,7 @@ def worker(  # noqa: PLR0913  (every one is an option)
     from cli.worker import run_worker
     from pdserve.config import load
 
-    _run(run_worker, load(config, flags))
+    asyncio.run(run_worker(load(config, flags)))
 
 
 def _roles(verb: str | None, roles: str | None) -> list[str] | None:
@@ -136,7 +134,3 @@ def _tie(parent: int | None) -> None:
 
     if parent is not None:
         die_with_parent(parent)
-
-
-def _run(serve: Callable[[Settings], Coroutine[Any, Any, None]], settings: Settings) -> None:
-    asyncio.run(serve(settings))

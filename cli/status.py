@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _REFRESH_S = 1.0
+_EPOCH_SHOWN = 6
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red"}
 
 
@@ -57,16 +58,15 @@ def picture(fleet: dict[str, Any]) -> Group:
 
 
 def _workers(fleet: dict[str, Any]) -> Table:
-    table = _table("worker", "roles", "state", "epoch", "model")
-    for name in ("running", "waiting", "KV", "leases", "reserved"):
+    table = _table("worker", "roles", "state", "epoch")
+    for name in ("run", "wait", "KV", "leases", "reserved"):
         table.add_column(name, justify="right")
     for worker in fleet["workers"]:
         table.add_row(
             worker["id"] or "?",
             ", ".join(worker["roles"]),
             _state(worker["state"], worker["detail"]),
-            worker["epoch"][:8],
-            worker["model"],
+            worker["epoch"][:_EPOCH_SHOWN],
             str(worker["running"]),
             str(worker["waiting"]),
             f"{worker['kv_usage']:.0%}",

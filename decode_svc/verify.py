@@ -37,6 +37,10 @@ class HandleVerifier:
         self._max_remembered = max_remembered
         self._used: OrderedDict[str, float] = OrderedDict()
 
+    @property
+    def remembered(self) -> int:
+        return len(self._used)
+
     def use(self, handle: KvHandle, request: EngineRequest, now: float) -> KvDescriptor:
         """Marks the handle used and returns where its blocks are fetched.
 

@@ -182,6 +182,7 @@ def engine_args(config: VllmEngineConfig) -> dict[str, Any]:
         "generation_config": "vllm",
         # Statistics go to our own logger; vLLM's gauges cost a step more than they tell.
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     if config.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * _GIB)

@@ -15,6 +15,7 @@ import psutil
 
 from pdserve.engine.base import EngineInfo
 from pdserve.engine.child import FAULTS_FILE, one_line
+from pdserve.engine.kv.layout import block_layout
 from pdserve.engine.vllm_args import (
     VllmEngineConfig,
     check_config,
@@ -78,8 +79,11 @@ class EngineProcess:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        if self._llm is not None:
-            await loop.run_in_executor(self._thread, self._llm.shutdown, _SHUTDOWN_S)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            # First, or it would log as an error that the engine is gone.
+            llm.output_handler.cancel()
+            await loop.run_in_executor(self._thread, llm.shutdown, _SHUTDOWN_S)
         _kill(self._children)
         # Not waited for: its thread may be inside a start that is being given up.
         self._thread.shutdown(wait=False)
@@ -163,9 +167,8 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
 
 
 def _layout(vllm_config: Any) -> str:
-    """The order of a block's dimensions: the transport's, or "default" where it asks for none."""
     if vllm_config.kv_transfer_config is None:
-        return "default"
+        return block_layout(vllm_config, None)
     from pdserve.engine.kv.nixl_connector import PdNixlConnector
 
-    return PdNixlConnector.get_required_kvcache_layout(vllm_config) or "default"
+    return block_layout(vllm_config, PdNixlConnector.get_required_kvcache_layout(vllm_config))

@@ -53,15 +53,15 @@ class FakeStream:
         self.route = route
         self.prompt_tokens = 7
         self.closed = asyncio.Event()
-        self._steps = list(steps)
+        self.steps = list(steps)
         self._on_close = on_close
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
     async def __anext__(self) -> Delta:
-        while self._steps:
-            step = self._steps.pop(0)
+        while self.steps:
+            step = self.steps.pop(0)
             if isinstance(step, asyncio.Event):
                 await step.wait()
             elif isinstance(step, Exception):

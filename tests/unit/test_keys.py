@@ -63,7 +63,7 @@ def test_open_ring_lets_everybody_in() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("keys: [", "flow sequence"),
+        ("keys: [", "while parsing"),
         ("", "the file"),
         ("keys: 5", "keys"),
         ("keys: []\nother: 1", "other"),

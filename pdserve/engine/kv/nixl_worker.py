@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (
 from vllm.logger import init_logger
 
 from pdserve.engine.kv import lease
+from pdserve.engine.kv.layout import block_layout
 from pdserve.engine.kv.mends import cores_kept, progress_thread_paced
 
 logger = init_logger("vllm." + __name__)
@@ -52,11 +53,13 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._hold_back_notices()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """As vLLM's, but two engines match by model revision, not by the folder's name."""
+        """As vLLM's, but engines match by model revision and layout, not by the folder's name."""
         super().register_kv_caches(kv_caches)
         named = copy.copy(self.vllm_config)
         named.model_config = copy.copy(self.vllm_config.model_config)
-        named.model_config.model = self._model_revision
+        named.model_config.model = (
+            f"{self._model_revision} {block_layout(self.vllm_config, self.kv_cache_layout)}"
+        )
         self.compat_hash = compute_nixl_compatibility_hash(
             named, self.backend_name, self._TRANSFER_MODE
         )

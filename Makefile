@@ -1,0 +1,42 @@
+.PHONY: help install serve test check proto proto-accept bench clean
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+export VENV
+bin := $(VENV)/bin
+baseline := protos/baseline.binpb
+
+# An environment that already has the tests keeps them: `make serve` then has nothing to install.
+serve_set = $(if $(wildcard $(bin)/pytest),dev,cpu)
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
+
+install: ## .venv with everything for development, pinned
+	@scripts/install $(VENV) requirements/dev.txt
+
+serve: ## a whole system on this machine, until Ctrl-C; ARGS="--mode auto" go to `pdserve up`
+	@scripts/install $(VENV) requirements/$(serve_set).txt
+	@exec $(bin)/pdserve up $(ARGS)
+
+check: install ## lint, types, import law, wire contract, generated files, manifests
+	@scripts/check
+
+test: check ## make check, then every test; ARGS="-m 'not vllm'" go to pytest
+	@exec $(bin)/python -m pytest $(ARGS)
+
+proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
+	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }
+	@$(MAKE) --no-print-directory proto-accept
+
+proto-accept: install ## the same for a change that breaks clients on purpose
+	@scripts/protos
+	@$(bin)/buf build --exclude-source-info -o $(baseline)
+
+bench: ## measures the coordinator's token path; rewrites docs/performance.md
+	@scripts/install $(VENV) requirements/bench.txt
+	@exec $(bin)/python -m measure.token_path --write docs/performance.md
+
+clean: ## removes what the targets above have made
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

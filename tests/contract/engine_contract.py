@@ -1,0 +1,227 @@
+"""What every Engine must do: one suite, run by a subclass for each engine.
+
+A subclass provides the fixtures `prefill_engine` and `decode_engine` (started; one engine may
+be both), `decode_steps` (what the decode engine's listener was given, in order) and `prompt`
+(token ids, several KV blocks long). Real engines are slow to start: fixtures may be shared by
+all tests of a class, so every test leaves the engines idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from pdserve.engine.base import Engine, Prefilled, StepStats
+from pdserve.types import Delta, EngineRequest, FinishReason, KvDescriptor, SamplingParams
+
+Prompt = tuple[int, ...]
+LEASE_S = 30.0
+_STEPS_TO_IDLE = 5
+
+
+def request(prompt: Prompt, max_tokens: int = 8, **sampling: object) -> EngineRequest:
+    """A greedy request that runs to `max_tokens` unless `sampling` says otherwise."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest("contract", prompt, replace(params, **sampling))  # type: ignore[arg-type]
+
+
+async def run(
+    engine: Engine, asked: EngineRequest, kv: KvDescriptor | None = None
+) -> list[Delta]:
+    return [delta async for delta in engine.generate(asked, kv)]
+
+
+def text_of(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def until_idle(engine: Engine, prompt: Prompt) -> None:
+    """Engines may report only when a step ends: short requests make steps."""
+    for _ in range(_STEPS_TO_IDLE):
+        if engine.load.running == engine.load.waiting == engine.load.kv_usage == 0:
+            return
+        await run(engine, request(prompt[:4], max_tokens=2))
+    pytest.fail(f"the engine is not idle: {engine.load}")
+
+
+class EngineContract:
+    @pytest.fixture(autouse=True)
+    async def leaves_idle(
+        self, prefill_engine: Engine, decode_engine: Engine, prompt: Prompt
+    ) -> AsyncIterator[None]:
+        yield
+        for engine in (prefill_engine, decode_engine):
+            await engine.check()
+            await until_idle(engine, prompt)
+
+    async def test_a_pair_can_exchange_kv(
+        self, prefill_engine: Engine, decode_engine: Engine
+    ) -> None:
+        ours, theirs = decode_engine.info, prefill_engine.info
+        assert ours.fingerprint == theirs.fingerprint
+        assert set(ours.transports) & set(theirs.transports)
+        assert ours.context_length > 0
+        assert ours.kv_capacity_tokens > 0
+
+    async def test_an_answer_ends_once_with_usage_and_begins_with_timings(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        deltas = await run(decode_engine, request(prompt, max_tokens=6))
+        last = deltas[-1]
+        assert last.finish_reason is FinishReason.LENGTH
+        assert last.usage is not None
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(prompt), 6)
+        assert all(d.finish_reason is None and d.usage is None for d in deltas[:-1])
+        assert len(tokens_of(deltas)) == 6
+        first = next(d for d in deltas if d.token_ids)
+        assert first.timings is not None
+        assert first.timings.queue_s >= 0
+        assert first.timings.first_step_s >= 0
+        assert sum(d.timings is not None for d in deltas) == 1
+
+    async def test_greedy_answers_repeat(self, decode_engine: Engine, prompt: Prompt) -> None:
+        first = await run(decode_engine, request(prompt))
+        again = await run(decode_engine, request(prompt))
+        assert tokens_of(again) == tokens_of(first)
+        assert text_of(again) == text_of(first)
+
+    async def test_a_salt_parts_the_prefix_cache_but_not_the_answer(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        plain = await run(decode_engine, request(prompt))
+        warm = await run(decode_engine, request(prompt))
+        salted = await run(decode_engine, replace(request(prompt), cache_salt="salt"))
+        assert warm[-1].usage is not None
+        assert 0 < warm[-1].usage.cached_tokens < len(prompt)
+        assert salted[-1].usage is not None
+        assert salted[-1].usage.cached_tokens == 0
+        assert tokens_of(salted) == tokens_of(plain)
+
+    async def test_handed_over_kv_gives_the_colocated_answer(
+        self,
+        prefill_engine: Engine,
+        decode_engine: Engine,
+        decode_steps: list[StepStats],
+        prompt: Prompt,
+    ) -> None:
+        colocated = await run(decode_engine, request(prompt))
+        # Salted, so that the decode side's own prefix cache cannot stand in for the transfer.
+        asked = replace(request(prompt), cache_salt="handed over")
+        prefilled = await prefill_engine.prefill(asked, LEASE_S)
+        assert prefilled.queue_s >= 0
+        assert prefilled.prefill_s >= 0
+        decode_steps.clear()
+        handed = await run(decode_engine, asked, prefilled.descriptor)
+        await prefill_engine.release(prefilled.descriptor)
+        await until_idle(decode_engine, prompt)
+
+        assert tokens_of(handed) == tokens_of(colocated)
+        assert text_of(handed) == text_of(colocated)
+        transfers = [transfer for stats in decode_steps for transfer in stats.transfers]
+        assert transfers
+        assert all(transfer.num_bytes > 0 and transfer.seconds >= 0 for transfer in transfers)
+        assert {transfer.transport for transfer in transfers} <= set(decode_engine.info.transports)
+
+    async def test_a_prefill_reports_what_its_cache_saved(
+        self, prefill_engine: Engine, prompt: Prompt
+    ) -> None:
+        results: list[Prefilled] = []
+        for _ in range(2):
+            asked = replace(request(prompt, max_tokens=1), cache_salt="saved")
+            results.append(await prefill_engine.prefill(asked, LEASE_S))
+        for prefilled in results:
+            await prefill_engine.release(prefilled.descriptor)
+        assert results[0].cached_tokens == 0
+        assert 0 < results[1].cached_tokens < len(prompt)
+
+    async def test_releasing_twice_is_no_error(
+        self, prefill_engine: Engine, prompt: Prompt
+    ) -> None:
+        prefilled = await prefill_engine.prefill(request(prompt, max_tokens=1), LEASE_S)
+        await prefill_engine.release(prefilled.descriptor)
+        await prefill_engine.release(prefilled.descriptor)
+
+    async def test_closing_the_iterator_aborts(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        deltas = decode_engine.generate(request(prompt, max_tokens=400), None)
+        assert isinstance(deltas, AsyncGenerator)
+        async with aclosing(deltas):
+            async for _ in deltas:
+                break
+
+    async def test_cancelling_the_reader_aborts(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in decode_engine.generate(request(prompt, max_tokens=400), None):
+                begun.set()
+
+        reader = asyncio.create_task(read())
+        await begun.wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+
+    async def test_cancelling_a_prefill_frees_its_blocks(
+        self, prefill_engine: Engine, prompt: Prompt
+    ) -> None:
+        asked = replace(request(prompt, max_tokens=1), cache_salt="cancelled")
+        reading = asyncio.create_task(prefill_engine.prefill(asked, LEASE_S))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    async def test_a_stop_string_ends_the_answer_and_nothing_of_it_leaks(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        whole = text_of(await run(decode_engine, request(prompt, max_tokens=16)))
+        middle = len(whole) // 2
+        stop = whole[middle : middle + 5]
+        deltas = await run(decode_engine, request(prompt, max_tokens=16, stop=(stop,)))
+        assert deltas[-1].finish_reason is FinishReason.STOP
+        assert text_of(deltas) == whole[: whole.index(stop)]
+
+    async def test_a_stop_token_ends_the_answer_and_is_counted(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        tokens = tokens_of(await run(decode_engine, request(prompt)))
+        stop = tokens[3]
+        end = tokens.index(stop) + 1
+        deltas = await run(decode_engine, request(prompt, stop_token_ids=(stop,)))
+        assert deltas[-1].finish_reason is FinishReason.STOP
+        assert tokens_of(deltas) == tokens[:end]
+        assert deltas[-1].usage is not None
+        assert deltas[-1].usage.completion_tokens == end
+
+    async def test_a_prompt_extended_by_part_of_its_answer_is_answered_with_the_rest(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        tokens = tokens_of(await run(decode_engine, request(prompt, max_tokens=12)))
+        extended = prompt + tuple(tokens[:5])
+        assert tokens_of(await run(decode_engine, request(extended, max_tokens=7))) == tokens[5:]
+
+    async def test_many_at_once_all_end(self, decode_engine: Engine, prompt: Prompt) -> None:
+        asked = [request((*prompt, extra), max_tokens=5) for extra in range(1, 9)]
+        answers = await asyncio.gather(*(run(decode_engine, one) for one in asked))
+        assert [len(tokens_of(deltas)) for deltas in answers] == [5] * 8
+
+    async def test_a_step_is_heard_of_with_its_load(
+        self, decode_engine: Engine, decode_steps: list[StepStats], prompt: Prompt
+    ) -> None:
+        decode_steps.clear()
+        await run(decode_engine, replace(request(prompt), cache_salt="heard"))
+        assert any(stats.load.running for stats in decode_steps)
+        assert any(stats.load.kv_usage > 0 for stats in decode_steps)
+        assert sum(stats.prefix_queries for stats in decode_steps) >= len(prompt)

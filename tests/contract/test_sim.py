@@ -1,0 +1,39 @@
+"""The simulated engine is an Engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pdserve.clock import RealClock
+from pdserve.config import SimConfig
+from pdserve.engine.base import Engine, StepStats
+from pdserve.engine.sim import SimEngine
+from tests.contract.engine_contract import EngineContract, Prompt
+
+FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005)
+
+
+class TestSimEngine(EngineContract):
+    @pytest.fixture
+    async def prefill_engine(self) -> AsyncIterator[Engine]:
+        engine = SimEngine(FAST, "revision", RealClock())
+        await engine.start(lambda _: None)
+        yield engine
+        await engine.close()
+
+    @pytest.fixture
+    def decode_steps(self) -> list[StepStats]:
+        return []
+
+    @pytest.fixture
+    async def decode_engine(self, decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
+        engine = SimEngine(FAST, "revision", RealClock())
+        await engine.start(decode_steps.append)
+        yield engine
+        await engine.close()
+
+    @pytest.fixture
+    def prompt(self) -> Prompt:
+        return tuple(range(100, 250))

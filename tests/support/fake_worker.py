@@ -1,0 +1,307 @@
+"""A worker in process that answers by script, stepped by gates and never by time.
+
+It keeps account of what is held on it, so that a test can ask what was left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Steps
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.sequence import Sequence
+from pdserve.convert import digest
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    Fingerprint,
+    FinishReason,
+    FirstTokenTimings,
+    KvHandle,
+    Load,
+    PrefillResult,
+    Role,
+    SimDescriptor,
+    Usage,
+    WorkerInfo,
+)
+
+MODEL = "tiny"
+FINGERPRINT = Fingerprint("rev-1", "bfloat16", 32, "NHD")
+ANSWER_TOKENS = 3
+CACHED_AT_PREFILL = 2
+PREFILL_S = 0.25
+FIRST_STEP_S = 0.125
+
+
+@dataclass(slots=True)
+class Gate:
+    """A point of a script: `reached` tells the test, `open` lets the script go on."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    _opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def passed(self) -> None:
+        self.reached.set()
+        await self._opened.wait()
+
+
+Step = Gate | PdserveError | Delta
+"""Something to wait at, to fail with, or (where an answer is written) to say."""
+
+Script = Steps[Step]
+"""What happens to one call before it succeeds of itself."""
+
+
+class FakeWorker:
+    """A `WorkerClient`. The next call of a kind takes the next script of that kind.
+
+    `sequences`, `leases` and `prefilling` are what is held on the worker now, `served` the
+    ids of all requests that it was asked to work for, with the verb.
+    """
+
+    def __init__(self, worker_id: str, *roles: Role, **info: Any) -> None:
+        self.worker_id = worker_id
+        self.prefills: deque[Script] = deque()
+        self.reservations: deque[Script] = deque()
+        self.starts: deque[Script] = deque()
+        self.sequences: dict[Sequence, asyncio.Task[None] | None] = {}
+        self.leases: set[str] = set()
+        self.prefilling = 0
+        self.served: list[tuple[str, str]] = []
+        self.closed = False
+        self.up = True
+        self._info = WorkerInfo(
+            worker_id=worker_id,
+            epoch="1",
+            roles=frozenset(roles),
+            model=MODEL,
+            fingerprint=FINGERPRINT,
+            engine="fake",
+            context_length=1000,
+            kv_capacity_tokens=10_000,
+            transports=("sim",),
+            version="0",
+        )
+        self._info = replace(self._info, **info)
+        self._load = Load()
+        self._watchers: set[asyncio.Queue[Load | None]] = set()
+        self._sessions: set[FakeSession] = set()
+        self._handles = 0
+
+    # What a test does to the worker.
+
+    def report(self, load: Load) -> None:
+        self._load = load
+        self._tell(load)
+
+    def stop(self) -> None:
+        """Dies: every stream breaks, and nothing is held any more."""
+        self.up = False
+        self._tell(None)
+        for session in list(self._sessions):
+            session.broken.set()
+        self.leases.clear()
+
+    def restart(self) -> None:
+        """Comes back as a new process."""
+        if self.up:
+            self.stop()
+        self.up = True
+        self._load = Load()
+        self._info = replace(self._info, epoch=str(int(self._info.epoch) + 1))
+
+    # WorkerClient
+
+    async def info(self) -> WorkerInfo:
+        self._require_up()
+        return self._info
+
+    async def watch_load(self) -> AsyncIterator[Load]:
+        self._require_up()
+        news: asyncio.Queue[Load | None] = asyncio.Queue()
+        self._watchers.add(news)
+        try:
+            load: Load | None = self._load
+            while load is not None:
+                yield load
+                load = await news.get()
+        finally:
+            self._watchers.discard(news)
+        raise _lost()
+
+    async def prefill(self, request: EngineRequest) -> PrefillResult:
+        self.served.append(("prefill", request.request_id))
+        epoch = self._info.epoch
+        self.prefilling += 1
+        try:
+            await _play(_next(self.prefills))
+            if not self.up:
+                raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker died")
+        finally:
+            self.prefilling -= 1
+        self._handles += 1
+        handle = KvHandle(
+            handle_id=f"{self.worker_id}-{self._handles}",
+            worker_id=self.worker_id,
+            epoch=epoch,
+            fingerprint=self._info.fingerprint,
+            digest=digest(request.token_ids, request.cache_salt),
+            num_tokens=len(request.token_ids),
+            lease_expiry=2e9,
+            descriptor=SimDescriptor(1),
+        )
+        if epoch == self._info.epoch:
+            self.leases.add(handle.handle_id)
+        return PrefillResult(handle, CACHED_AT_PREFILL, queue_s=0.0, prefill_s=PREFILL_S)
+
+    async def release(self, handle_id: str) -> None:
+        self.leases.discard(handle_id)
+
+    def open_session(self) -> FakeSession:
+        session = FakeSession(self)
+        self._sessions.add(session)
+        if not self.up:
+            session.broken.set()
+        return session
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _require_up(self) -> None:
+        if not self.up:
+            raise DecodeError(ErrorReason.DECODE_FAILED, "the worker cannot be reached")
+
+    def _tell(self, load: Load | None) -> None:
+        for news in self._watchers:
+            news.put_nowait(load)
+
+    def _left(self, session: FakeSession) -> None:
+        self._sessions.discard(session)
+
+
+class FakeSession:
+    """A `Session`; `broken` ends it as a lost connection does."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.broken = asyncio.Event()
+        self._worker = worker
+        self._open: list[Sequence] = []
+        self._last_id = 0
+        self._over = False
+
+    async def run(self) -> None:
+        try:
+            await self.broken.wait()
+        finally:
+            self._over = True
+            for sequence in list(self._open):
+                self.abort(sequence)
+                sequence.fail(_lost())
+            self._worker._left(self)
+        raise _lost()
+
+    def open(self) -> Sequence:
+        self._last_id += 1
+        sequence = Sequence(self._last_id)
+        if self._over:
+            sequence.fail(_lost())
+        else:
+            self._open.append(sequence)
+        return sequence
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        if sequence in self._open:
+            self._begin(sequence, self._grant(sequence, _next(self._worker.reservations)))
+
+    def start(self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None) -> None:
+        verb = "colocated" if kv is None else "decode"
+        self._worker.served.append((verb, request.request_id))
+        if sequence in self._open:
+            script = _next(self._worker.starts)
+            self._begin(sequence, self._answer(sequence, request, kv, script))
+
+    def abort(self, sequence: Sequence) -> None:
+        if sequence in self._open:
+            self._open.remove(sequence)
+            if (task := self._worker.sequences.pop(sequence, None)) is not None:
+                task.cancel()
+
+    def _begin(self, sequence: Sequence, work: Any) -> None:
+        self._worker.sequences[sequence] = asyncio.create_task(work)
+
+    async def _grant(self, sequence: Sequence, script: Script) -> None:
+        try:
+            await _play(script)
+        except PdserveError as error:
+            self._fail(sequence, error)
+        else:
+            sequence.grant()
+
+    async def _answer(
+        self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None, script: Script
+    ) -> None:
+        try:
+            await _play(script, sequence)
+        except PdserveError as error:
+            self._fail(sequence, error)
+            return
+        for delta in answer(request, handed_over=kv is not None):
+            sequence.push(delta)
+            await asyncio.sleep(0)
+        self._end(sequence)
+
+    def _fail(self, sequence: Sequence, error: PdserveError) -> None:
+        self._end(sequence)
+        sequence.fail(error)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._open.remove(sequence)
+        del self._worker.sequences[sequence]
+
+
+def answer(request: EngineRequest, *, handed_over: bool = False) -> list[Delta]:
+    """What every worker answers, one delta each step: it depends on the prompt alone.
+
+    As engines do, a decode worker takes handed-over blocks for hits of its own cache.
+    """
+    base = sum(request.token_ids)
+    deltas = [Delta(f"t{base + i} ", [base + i]) for i in range(ANSWER_TOKENS)]
+    deltas[0].timings = FirstTokenTimings(queue_s=0.0, first_step_s=FIRST_STEP_S)
+    prompt_tokens = len(request.token_ids)
+    deltas[-1].finish_reason = FinishReason.LENGTH
+    deltas[-1].usage = Usage(prompt_tokens, ANSWER_TOKENS, prompt_tokens - 1 if handed_over else 0)
+    return deltas
+
+
+def first_delta(text: str = "first ") -> Delta:
+    """A delta that may begin an answer and does not end it."""
+    return Delta(text, [7], timings=FirstTokenTimings(0.0, FIRST_STEP_S))
+
+
+def _next(scripts: deque[Script]) -> Script:
+    return scripts.popleft() if scripts else ()
+
+
+async def _play(script: Script, sequence: Sequence | None = None) -> None:
+    for step in script:
+        match step:
+            case Gate():
+                await step.passed()
+            case PdserveError():
+                raise step
+            case Delta():
+                assert sequence is not None, "only an answer says something"
+                sequence.push(step)
+                await asyncio.sleep(0)
+
+
+def _lost() -> DecodeError:
+    return DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")

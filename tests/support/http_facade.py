@@ -1,0 +1,56 @@
+"""The HTTP façade on a real socket, over a scripted dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from coordinator.facade.http import build_app
+from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.keys import KeyRing
+from coordinator.main import HttpServer
+from pdserve.config import GatewayConfig, Listen
+from tests.support.fake_dispatch import ROUTE, FakeDispatcher, FakeObserver, FakeOps, answer
+
+
+@dataclass(slots=True)
+class HttpFacade:
+    address: str
+    client: httpx.AsyncClient
+    dispatcher: FakeDispatcher
+    observer: FakeObserver
+    ops: FakeOps
+
+    def reset(self) -> None:
+        """Forgets what earlier tests did."""
+        self.dispatcher.script = answer("Hello", " world")
+        self.dispatcher.route = ROUTE
+        self.dispatcher.seen.clear()
+        self.dispatcher.streams.clear()
+        self.dispatcher.opening.clear()
+        self.dispatcher.open_cancelled.clear()
+        self.observer.ends.clear()
+        self.observer.ended.clear()
+        self.ops.is_ready = True
+
+
+@asynccontextmanager
+async def http_facade(
+    config: GatewayConfig | None = None, keys: KeyRing | None = None
+) -> AsyncIterator[HttpFacade]:
+    config = config or GatewayConfig()
+    observer = FakeObserver()
+    dispatcher = FakeDispatcher(observer)
+    gateway = Gateway(config, keys or KeyRing.open_to_all(), dispatcher.models)
+    ops = FakeOps()
+    server = HttpServer(build_app(dispatcher, gateway, observer, ops), Listen(), drain_s=1)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve_until_stopped())
+        await server.listening.wait()
+        async with httpx.AsyncClient(base_url=f"http://{server.address}") as client:
+            yield HttpFacade(server.address, client, dispatcher, observer, ops)
+        server.should_exit = True

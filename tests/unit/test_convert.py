@@ -1,0 +1,207 @@
+"""Every pair of copiers changes nothing on a round trip through the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdserve import convert
+from pdserve.errors import ErrorReason, PdserveError
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    Failure,
+    Fingerprint,
+    FinishReason,
+    FirstTokenTimings,
+    KvHandle,
+    Load,
+    Mode,
+    NixlDescriptor,
+    PrefillResult,
+    Role,
+    SamplingParams,
+    SimDescriptor,
+    Usage,
+    WorkerInfo,
+)
+from pdserve.v1 import kv_pb2
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+text = st.text(max_size=20)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+ids = st.lists(uint32, max_size=20).map(tuple)
+seconds = st.integers(0, 10**15).map(lambda nanos: nanos / 1e9)
+"""Times that a Duration holds; rounded to nanoseconds by the wire."""
+
+sampling = st.builds(
+    SamplingParams,
+    max_tokens=st.none() | uint32,
+    temperature=finite,
+    top_p=finite,
+    top_k=uint32,
+    min_p=finite,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop=st.lists(text, max_size=4).map(tuple),
+    stop_token_ids=ids,
+    presence_penalty=finite,
+    frequency_penalty=finite,
+    repetition_penalty=finite,
+    min_tokens=uint32,
+    ignore_eos=st.booleans(),
+)
+usage = st.builds(Usage, uint32, uint32, uint32)
+fingerprint = st.builds(Fingerprint, text, text, uint32, text, uint32, uint32)
+descriptor = st.builds(
+    NixlDescriptor, text, text, st.lists(ids, max_size=3).map(tuple), text, uint32, uint32
+) | st.builds(SimDescriptor, uint64)
+handle = st.builds(
+    KvHandle,
+    handle_id=text,
+    worker_id=text,
+    epoch=text,
+    fingerprint=fingerprint,
+    digest=st.binary(max_size=40),
+    num_tokens=uint32,
+    lease_expiry=st.integers(0, 2**40).map(lambda n: n / 2**10),
+    descriptor=descriptor,
+)
+request = st.builds(EngineRequest, text, ids, sampling, text)
+info = st.builds(
+    WorkerInfo,
+    worker_id=text,
+    epoch=text,
+    roles=st.frozensets(st.sampled_from(Role)),
+    model=text,
+    fingerprint=fingerprint,
+    engine=text,
+    context_length=uint32,
+    kv_capacity_tokens=uint64,
+    transports=st.lists(text, max_size=3).map(tuple),
+    version=text,
+)
+load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans())
+failure = st.builds(Failure, st.sampled_from(ErrorReason), text)
+
+
+def wired(message: Any) -> Any:
+    """The message as a peer would parse it."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("values", "to_proto", "from_proto"),
+    [
+        (sampling, convert.sampling_to_proto, convert.sampling_from_proto),
+        (usage, convert.usage_to_proto, convert.usage_from_proto),
+        (fingerprint, convert.fingerprint_to_proto, convert.fingerprint_from_proto),
+        (handle, convert.handle_to_proto, convert.handle_from_proto),
+        (info, convert.worker_info_to_proto, convert.worker_info_from_proto),
+        (load, convert.load_to_proto, convert.load_from_proto),
+        (failure, convert.failure_to_proto, convert.failure_from_proto),
+    ],
+)
+@given(data=st.data())
+def test_a_round_trip_changes_nothing(
+    values: st.SearchStrategy[Any],
+    to_proto: Callable[[Any], Any],
+    from_proto: Callable[[Any], Any],
+    data: st.DataObject,
+) -> None:
+    value = data.draw(values)
+    assert from_proto(wired(to_proto(value))) == value
+
+
+@given(uint64, request, st.none() | handle)
+def test_a_start_keeps_request_and_handle(
+    sequence_id: int, asked: EngineRequest, kv: KvHandle | None
+) -> None:
+    message = wired(convert.start_to_proto(sequence_id, asked, kv))
+    assert message.sequence_id == sequence_id
+    assert convert.start_from_proto(message) == (asked, kv)
+
+
+@given(request)
+def test_a_prefill_keeps_the_prompt_and_nothing_of_the_sampling(asked: EngineRequest) -> None:
+    read = convert.prefill_request_from_proto(wired(convert.prefill_request_to_proto(asked)))
+    assert (read.request_id, read.token_ids, read.cache_salt) == (
+        asked.request_id,
+        asked.token_ids,
+        asked.cache_salt,
+    )
+    assert read.sampling == SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@given(handle, uint32, seconds, seconds)
+def test_a_prefill_result_keeps_its_times_to_the_nanosecond(
+    claim: KvHandle, cached: int, queue_s: float, prefill_s: float
+) -> None:
+    result = PrefillResult(claim, cached, queue_s, prefill_s)
+    read = convert.prefill_result_from_proto(wired(convert.prefill_result_to_proto(result)))
+    assert (read.handle, read.cached_tokens) == (claim, cached)
+    assert (read.queue_s, read.prefill_s) == pytest.approx((queue_s, prefill_s), abs=1e-9)
+
+
+@given(
+    uint64,
+    text,
+    st.lists(uint32, max_size=4),
+    st.none() | st.tuples(st.sampled_from(FinishReason), usage),
+    st.none() | st.tuples(seconds, seconds),
+)
+def test_a_delta_keeps_what_it_has(
+    sequence_id: int,
+    piece: str,
+    token_ids: list[int],
+    end: tuple[FinishReason, Usage] | None,
+    timings: tuple[float, float] | None,
+) -> None:
+    delta = Delta(piece, token_ids)
+    if end is not None:
+        delta.finish_reason, delta.usage = end
+    if timings is not None:
+        delta.timings = FirstTokenTimings(*timings)
+    message = wired(convert.delta_to_proto(sequence_id, delta))
+    read = convert.delta_from_proto(message)
+
+    assert message.sequence_id == sequence_id
+    assert (read.text, read.token_ids) == (piece, token_ids)
+    assert (read.finish_reason, read.usage) == (delta.finish_reason, delta.usage)
+    assert (read.timings is None) == (timings is None)
+    if read.timings is not None:
+        assert (read.timings.queue_s, read.timings.first_step_s) == pytest.approx(
+            timings, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_modes_round_trip(mode: Mode) -> None:
+    assert convert.mode_from_proto(convert.mode_to_proto(mode)) is mode
+
+
+def test_an_unset_mode_is_none_and_an_unknown_one_is_refused() -> None:
+    assert convert.mode_from_proto(0) is None
+    with pytest.raises(PdserveError) as caught:
+        convert.mode_from_proto(99)
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+    assert caught.value.param == "options.mode"
+
+
+def test_an_unknown_reason_is_internal() -> None:
+    assert convert.reason_from_proto(9_999) is ErrorReason.INTERNAL
+
+
+def test_a_handle_without_a_transport_is_incompatible() -> None:
+    with pytest.raises(PdserveError) as caught:
+        convert.handle_from_proto(kv_pb2.KvHandle(handle_id="a"))
+    assert caught.value.reason is ErrorReason.KV_INCOMPATIBLE
+
+
+def test_the_digest_is_over_little_endian_ids_then_the_salt() -> None:
+    assert convert.digest((1, 256), "s") == blake3(b"\1\0\0\0\0\1\0\0s").digest()

@@ -1,0 +1,80 @@
+"""What a process logs, and where."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from pdserve import logs
+from pdserve.config import LogConfig
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return [json.loads(line) for line in err.splitlines()]
+
+
+def test_lines_are_json_on_standard_error_with_the_fields_of_the_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure(LogConfig(), worker_id="w")
+    structlog.get_logger("test").info("begun", port=1)
+    logging.getLogger("library").warning("from a %s", "library")
+    ours, theirs = lines(capsys)
+    assert (ours["event"], ours["port"], ours["worker_id"], ours["level"]) == (
+        "begun",
+        1,
+        "w",
+        "info",
+    )
+    assert (theirs["event"], theirs["worker_id"], theirs["level"]) == (
+        "from a library",
+        "w",
+        "warning",
+    )
+
+
+def test_less_than_the_level_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogConfig(level="WARNING"))
+    structlog.get_logger("test").info("quiet")
+    structlog.get_logger("test").warning("loud")
+    assert [line["event"] for line in lines(capsys)] == ["loud"]
+
+
+def test_a_traceback_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogConfig())
+    try:
+        raise ValueError("what")
+    except ValueError:
+        structlog.get_logger("test").exception("failed")
+    (line,) = lines(capsys)
+    assert "ValueError: what" in line["exception"]
+
+
+def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogConfig())
+    structlog.get_logger("test").info("call", authorization="Bearer k", fleet_key="k")
+    (line,) = lines(capsys)
+    assert (line["authorization"], line["fleet_key"]) == ("***", "***")
+
+
+def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogConfig(format="console"))
+    structlog.get_logger("test").info("begun", port=1)
+    assert "begun" in capsys.readouterr().err

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from coordinator.facade.openai_schema import ChatCompletionRequest, CompletionRequest, parse
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.types import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"model": "tiny", "messages": MESSAGES}
+COMPLETION = {"model": "tiny", "prompt": "Hi"}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return parse(ChatCompletionRequest, json.dumps({**CHAT, **fields}).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse(CompletionRequest, json.dumps({**COMPLETION, **fields}).encode())
+
+
+def test_defaults_are_those_of_openai_and_vllm() -> None:
+    assert chat().to_sampling() == SamplingParams()
+    assert completion().to_sampling() == SamplingParams(max_tokens=16)
+    assert not chat().stream
+    assert not chat().include_usage
+
+
+def test_every_sampling_field_arrives() -> None:
+    fields: dict[str, Any] = {
+        "max_tokens": 9,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 4,
+        "stop": ["a", "b"],
+        "stop_token_ids": [1, 2],
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.5,
+        "min_tokens": 2,
+        "ignore_eos": True,
+    }
+    expected = SamplingParams(**{**fields, "stop": ("a", "b"), "stop_token_ids": (1, 2)})
+    assert chat(**fields).to_sampling() == expected
+    assert completion(**fields).to_sampling() == expected
+
+
+def test_other_spellings() -> None:
+    assert chat(stop="x").to_sampling().stop == ("x",)
+    assert chat(stop="").to_sampling().stop == ("",)  # to be refused by its range
+    assert chat(top_k=-1).to_sampling().top_k == 0
+    assert chat(max_completion_tokens=5).to_sampling().max_tokens == 5
+    assert chat(max_completion_tokens=5).param_names["max_tokens"] == "max_completion_tokens"
+    assert chat(max_tokens=5, max_completion_tokens=5).to_sampling().max_tokens == 5
+
+
+OPTIONAL_CHAT = sorted(set(ChatCompletionRequest.__struct_fields__) - {"model", "messages"})
+OPTIONAL_COMPLETION = sorted(set(CompletionRequest.__struct_fields__) - {"model", "prompt"})
+
+
+def test_null_is_not_given() -> None:
+    assert chat(**dict.fromkeys(OPTIONAL_CHAT)) == chat()
+    assert completion(**dict.fromkeys(OPTIONAL_COMPLETION)) == completion()
+
+
+def test_inert_fields() -> None:
+    chat(
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        safety_identifier="s",
+        prompt_cache_key="k",
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1},
+        {"logprobs": False},
+        {"top_logprobs": 0},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"parallel_tool_calls": True},
+        {"response_format": {"type": "text"}},
+        {"logit_bias": {}},
+        {"stream": True, "stream_options": {"continuous_usage_stats": False}},
+    ],
+)
+def test_values_that_ask_for_nothing(fields: dict[str, Any]) -> None:
+    chat(**fields)
+
+
+def test_completion_values_that_ask_for_nothing() -> None:
+    completion(best_of=1, echo=False, suffix="", logprobs=None)
+
+
+def test_roles_and_parts() -> None:
+    body = chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "name": "bob", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": ""},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}],
+            },
+        ]
+    )
+    assert body.to_prompt() == ChatPrompt(
+        (("system", "Be brief."), ("user", "a"), ("assistant", ""), ("user", "b\nc"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Hi", TextPrompt("Hi")),
+        (["Hi"], TextPrompt("Hi")),
+        ([1, 2], TokenPrompt((1, 2))),
+        ([[1, 2]], TokenPrompt((1, 2))),
+        ("", TextPrompt("")),  # the empty ones are refused later
+        ([], TokenPrompt(())),
+        ([[]], TokenPrompt(())),
+    ],
+)
+def test_kinds_of_prompt(prompt: Any, expected: TextPrompt | TokenPrompt) -> None:
+    assert completion(prompt=prompt).to_prompt() == expected
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [1, "a"], ["a", 1], [[1], 2]])
+def test_several_prompts(prompt: Any) -> None:
+    with pytest.raises(RejectedError) as caught:
+        completion(prompt=prompt).to_prompt()
+    assert caught.value.param == "prompt"
+
+
+BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"model": 5}),
+    ("model", {"model": None}),
+    ("messages", {"messages": "Hi"}),
+    ("messages", {"messages": None}),
+    ("messages.0", {"messages": ["Hi"]}),
+    ("messages.0.content", {"messages": [{"role": "user"}]}),
+    ("messages.0.content", {"messages": [{"role": "user", "content": 5}]}),
+    ("messages.0.content", {"messages": [{"role": "assistant", "content": None}]}),
+    ("messages.0.role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages.1.role", {"messages": [*MESSAGES, {"content": "x"}]}),
+    ("messages.0.nmae", {"messages": [{"role": "user", "content": "x", "nmae": "bob"}]}),
+    ("messages.0.content.0", {"messages": [{"role": "user", "content": ["x"]}]}),
+    (
+        "messages.0.content.1.type",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "image_url", "text": ""}],
+                }
+            ]
+        },
+    ),
+    (
+        "messages.0.content.0.text",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+    ),
+    ("max_token", {"max_token": 5}),
+    ("kv_transfer_params", {"kv_transfer_params": {"remote_host": "10.0.0.1"}}),
+    ("stream", {"stream": "yes"}),
+    ("stream", {"stream": 1}),
+    ("max_tokens", {"max_tokens": "5"}),
+    ("max_tokens", {"max_tokens": 5.5}),
+    ("max_tokens", {"max_tokens": True}),
+    ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
+    ("temperature", {"temperature": "hot"}),
+    ("temperature", {"temperature": True}),
+    ("seed", {"seed": 1.5}),
+    ("stop", {"stop": 5}),
+    ("stop.1", {"stop": ["a", 5]}),
+    ("stop_token_ids.0", {"stop_token_ids": ["a"]}),
+    ("metadata", {"metadata": "x"}),
+    ("service_tier", {"service_tier": "flex"}),
+    ("stream_options", {"stream_options": {"include_usage": True}}),
+    ("stream_options", {"stream": False, "stream_options": {}}),
+    ("stream_options.usage", {"stream": True, "stream_options": {"usage": True}}),
+    (
+        "stream_options.continuous_usage_stats",
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ),
+    ("n", {"n": 2}),
+    ("n", {"n": 0}),
+    ("logprobs", {"logprobs": True}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("response_format", {"response_format": "text"}),
+    ("logit_bias", {"logit_bias": {"5": 1}}),
+]
+
+BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {"prompt": 5}),
+    ("prompt", {"prompt": None}),
+    ("prompt.0", {"prompt": [None]}),
+    ("prompt.1.0", {"prompt": [[1], ["a"]]}),
+    ("messages", {"messages": MESSAGES}),
+    ("best_of", {"best_of": 2}),
+    ("echo", {"echo": True}),
+    ("suffix", {"suffix": "x"}),
+    ("logprobs", {"logprobs": 0}),
+    ("logprobs", {"logprobs": 1}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), BAD_CHAT)
+def test_bad_chat_names_the_field(param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RejectedError) as caught:
+        chat(**fields)
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+    assert caught.value.param == param
+    assert caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(("param", "fields"), BAD_COMPLETION)
+def test_bad_completion_names_the_field(param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RejectedError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"5",
+        b'{"model":"tiny","prompt":"a"} x',
+        b'{"model":"tiny","prompt":"\xff"}',
+        b'{"model":"tiny","prompt":"\\ud800"}',
+        b'{"model":"tiny","prompt":"a\nb"}',
+        b'{"model":"tiny","prompt":"a","temperature":NaN}',
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_object(data: bytes) -> None:
+    with pytest.raises(RejectedError) as caught:
+        parse(CompletionRequest, data)
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+    assert caught.value.param is None
+
+
+def test_deep_nesting() -> None:
+    deep = b'{"model":"m","messages":[],"response_format":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(RejectedError, match="nested too deeply"):
+        parse(ChatCompletionRequest, deep)
+
+
+def test_numbers_beyond_all_bounds() -> None:
+    digits = "1" + "0" * 5000
+    for value in ("1e400", digits):
+        data = json.dumps(COMPLETION)[:-1] + f', "temperature": {value}}}'
+        with pytest.raises(RejectedError) as caught:
+            parse(CompletionRequest, data.encode())
+        assert caught.value.param == "temperature"
+    assert completion(seed=2**70).seed == 2**70  # to be refused by its range
+
+
+def test_what_a_client_sent_is_told_only_in_part() -> None:
+    for fields in ({"x" * 10_000: 1}, {"service_tier": "x" * 10_000}):
+        with pytest.raises(RejectedError) as caught:
+            chat(**fields)
+        assert len(caught.value.message) <= 300
+        assert len(caught.value.param or "") <= 300

@@ -1,0 +1,294 @@
+"""Readiness by its rules, and what operators are shown."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.ops import RouteStatus
+from pdserve.config import Arm, Experiment, GatewayConfig
+from pdserve.errors import ErrorReason, PrefillError, RejectedError
+from pdserve.types import Fallback, Load, Mode, Role
+from tests.support.core import Core, running
+from tests.support.fake_worker import MODEL, FakeWorker, Gate
+from tests.support.virtual_time import on_virtual_time, settle
+
+BROKEN = PrefillError(ErrorReason.PREFILL_FAILED, "broken")
+READY = RouteStatus(True, "")
+NO_DECODE = RouteStatus(False, "no proven decode worker")
+NO_PAIR = RouteStatus(False, "no proven pair of workers")
+
+
+def prefill(**info: Any) -> FakeWorker:
+    return FakeWorker("p", Role.PREFILL, **info)
+
+
+def decode(**info: Any) -> FakeWorker:
+    return FakeWorker("d", Role.DECODE, **info)
+
+
+def is_ready(core: Core) -> bool:
+    return core.ops.ready()[0]
+
+
+def samples(core: Core, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """By the values of the labels."""
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for family in text_string_to_metric_families(core.ops.metrics().decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+# Which routes there are.
+
+
+@on_virtual_time
+async def test_a_fleet_without_prefill_workers_has_one_route() -> None:
+    async with running(decode()) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY}
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_a_prefill_worker_makes_a_second_route() -> None:
+    async with running(prefill(), decode()) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY, Mode.DISAGGREGATED: READY}
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_a_model_that_may_not_disaggregate_has_one_route() -> None:
+    async with running(prefill(), decode(), mode_override=False) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY}
+
+
+@on_virtual_time
+@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.AUTO])
+async def test_a_mode_that_needs_prefill_workers_waits_for_them(mode: Mode) -> None:
+    async with running(decode(), mode=mode) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY, Mode.DISAGGREGATED: NO_PAIR}
+        assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_prefill_worker_of_another_model_makes_no_route() -> None:
+    async with running(prefill(model="other"), decode()) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY}
+
+
+# Becoming ready.
+
+
+@on_virtual_time
+async def test_a_coordinator_without_workers_is_not_ready() -> None:
+    async with running() as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: NO_DECODE}
+        assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_worker_that_is_away_from_the_start_does_not_hold_up_the_others() -> None:
+    away = FakeWorker("d2", Role.DECODE)
+    away.stop()
+    async with running(decode(), away) as core:
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_no_worker_may_be_untried() -> None:
+    async with running(decode()) as core:
+        next(core.fleet.workers()).tried = False
+        assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_decode_worker_must_have_answered_a_probe() -> None:
+    worker, gate = decode(), Gate()
+    worker.starts.append([gate])
+    async with running(worker) as core:
+        assert not is_ready(core)
+        gate.open()
+        await settle()
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_a_route_that_never_worked_keeps_the_coordinator_waiting() -> None:
+    worker = prefill()
+    worker.prefills.append([BROKEN])
+    async with running(worker, decode()) as core:
+        assert core.ops.routes(MODEL)[Mode.DISAGGREGATED] == NO_PAIR
+        assert not is_ready(core)
+
+
+# Staying ready.
+
+
+@on_virtual_time
+async def test_a_route_that_requests_fall_back_from_may_be_away_later() -> None:
+    worker = prefill()
+    async with running(worker, decode(), mode=Mode.DISAGGREGATED) as core:
+        worker.stop()
+        await settle()
+        assert core.ops.routes(MODEL)[Mode.DISAGGREGATED] == NO_PAIR
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_a_route_without_fallback_may_not_be_away() -> None:
+    worker = prefill()
+    async with running(worker, decode(), mode=Mode.DISAGGREGATED, fallback=Fallback.FAIL) as core:
+        assert is_ready(core)
+        worker.stop()
+        await settle()
+        assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_route_that_only_some_requests_ask_for_may_be_away_later() -> None:
+    worker = prefill()
+    async with running(worker, decode(), fallback=Fallback.FAIL) as core:
+        worker.stop()
+        await settle()
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_without_a_decode_worker_nothing_is_ready() -> None:
+    worker = decode()
+    async with running(prefill(), worker) as core:
+        assert is_ready(core)
+        worker.stop()
+        await settle()
+        assert core.ops.routes(MODEL)[Mode.COLOCATED] == NO_DECODE
+        assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_worker_that_drains_carries_no_route() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        worker.report(Load(draining=True))
+        await settle()
+        assert not is_ready(core)
+
+
+# What is shown.
+
+
+@on_virtual_time
+async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
+    worker = decode()
+    async with running(prefill(), worker) as core:
+        worker.report(Load(running=2, waiting=1, kv_usage=0.5, reserved_tokens=40))
+        await settle()
+        stream = await core.open()
+        view = core.ops.fleet()
+        assert view["ready"]
+        assert view["routes"][MODEL]["disaggregated"] == {"ready": True, "detail": ""}
+        assert view["requests"] == {MODEL: {"running": 1, "queued": 0}}
+        assert view["pairs"] == [{"prefill": "p", "decode": "d", "proven": True, "detail": ""}]
+        assert view["workers"][1] == {
+            "id": "d",
+            "roles": ["decode"],
+            "state": "ready",
+            "detail": "",
+            "epoch": "1",
+            "model": MODEL,
+            "engine": "fake",
+            "running": 2,
+            "waiting": 1,
+            "kv_usage": 0.5,
+            "open_leases": 0,
+            "reserved_tokens": 40,
+        }
+        await stream.aclose()
+
+
+@on_virtual_time
+async def test_the_fleet_view_has_no_addresses() -> None:
+    worker = decode()
+    async with running(prefill(), worker) as core:
+        worker.stop()
+        await settle()
+        assert "host-" not in str(core.ops.fleet())
+
+
+@on_virtual_time
+async def test_a_lost_worker_is_shown_without_the_load_it_once_had() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        worker.report(Load(running=2))
+        await settle()
+        worker.stop()
+        await settle()
+        (shown,) = core.ops.fleet()["workers"]
+        assert (shown["state"], shown["running"]) == ("lost", 0)
+        assert shown["detail"]
+
+
+@on_virtual_time
+async def test_looking_takes_nobody_s_turn() -> None:
+    async with running(decode(), FakeWorker("d2", Role.DECODE)) as core:
+        for _ in range(4):
+            await core.ask()
+            core.ops.ready()
+        assert len({record.decode_worker for record in core.records}) == 2
+
+
+@on_virtual_time
+async def test_gauges_are_read_when_asked_for() -> None:
+    worker, gate = decode(), Gate()
+    async with running(prefill(), worker, gateway=GatewayConfig(max_running=1)) as core:
+        first = await core.open()
+        core.encoder.gates.append(gate)
+        queued = asyncio.create_task(core.open())
+        await settle()
+        assert samples(core, "pdserve_requests_running", "model") == {(MODEL,): 1}
+        assert samples(core, "pdserve_queue_depth", "model") == {(MODEL,): 1}
+        assert samples(core, "pdserve_route_ready", "model", "mode") == {
+            (MODEL, "colocated"): 1,
+            (MODEL, "disaggregated"): 1,
+        }
+        states = samples(core, "pdserve_workers", "role", "state")
+        assert {labels for labels, count in states.items() if count} == {
+            ("prefill", "ready"),
+            ("decode", "ready"),
+        }
+        gate.open()
+        await first.aclose()
+        await (await queued).aclose()
+        assert samples(core, "pdserve_requests_running", "model") == {(MODEL,): 0}
+
+
+@on_virtual_time
+async def test_no_label_takes_a_value_from_a_client() -> None:
+    async with running(decode()) as core:
+        secret = "made-up-by-the-client"
+        with pytest.raises(RejectedError):
+            await core.open(model=secret)
+        await core.ask(session=secret, tenant=secret, cache_salt=secret)
+        assert secret not in core.ops.metrics().decode()
+
+
+@on_virtual_time
+async def test_metrics_carry_the_arm() -> None:
+    split = Experiment(
+        name="split",
+        model=MODEL,
+        arms=(
+            Arm(name="blue", mode=Mode.COLOCATED),
+            Arm(name="green", mode=Mode.DISAGGREGATED, weight=0),
+        ),
+    )
+    async with running(prefill(), decode(), experiments=(split,)) as core:
+        answer = await core.ask()
+        assert answer.route.arm == "blue"
+        assert samples(core, "pdserve_requests_total", "mode", "arm", "outcome") == {
+            ("colocated", "blue", "ok"): 1
+        }

@@ -1,0 +1,377 @@
+"""The decision, branch by branch; the split of an experiment; the memory of prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.policy.choose import MAX_PREFILL_WORKERS, choose
+from coordinator.policy.experiment import assign
+from coordinator.policy.prefix import BLOCK_TOKENS, PrefixIndex, chain
+from coordinator.policy.snapshot import (
+    ArmPolicy,
+    ModelPolicy,
+    Plan,
+    RequestFacts,
+    Snapshot,
+    WorkerView,
+)
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.types import Fallback, Mode
+
+COLOCATED = ModelPolicy(mode=Mode.COLOCATED)
+DISAGGREGATED = ModelPolicy(mode=Mode.DISAGGREGATED)
+AUTO = ModelPolicy(mode=Mode.AUTO, min_prefill_tokens=512)
+STRICT = ModelPolicy(mode=Mode.DISAGGREGATED, fallback=Fallback.FAIL)
+ONE_ARM = replace(
+    COLOCATED, experiment="split", arms=(ArmPolicy("split-arm", Mode.DISAGGREGATED, 1.0),)
+)
+SHORT = RequestFacts(prompt_tokens=100)
+LONG = RequestFacts(prompt_tokens=2000)
+
+
+def fleet(
+    prefill: tuple[WorkerView, ...] | str = "p1 p2",
+    decode: tuple[WorkerView, ...] | str = "d1 d2",
+    pairs: str = "p1-d1 p1-d2 p2-d1 p2-d2",
+    turn: int = 0,
+) -> Snapshot:
+    """By names, or by views where the load matters."""
+    return Snapshot(
+        _views(prefill),
+        _views(decode),
+        frozenset((pair[:2], pair[3:]) for pair in pairs.split()),
+        turn,
+    )
+
+
+def _views(given: tuple[WorkerView, ...] | str) -> tuple[WorkerView, ...]:
+    return tuple(map(WorkerView, given.split())) if isinstance(given, str) else given
+
+
+NOBODY = fleet("", "", "")
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    snapshot: Snapshot
+    policy: ModelPolicy
+    facts: RequestFacts
+    prefill: str | None
+    decode: str
+    reason: str
+    arm: str = ""
+
+
+ROWS = [
+    # Whose word counts.
+    Row("the model's mode", fleet(), COLOCATED, LONG, None, "d1", "colocated: set for the model"),
+    Row(
+        "the model's mode, split", fleet(), DISAGGREGATED, SHORT, "p1", "d1",
+        "disaggregated: set for the model",
+    ),
+    Row(
+        "the request's wish comes first", fleet(), ONE_ARM, replace(SHORT, asked=Mode.COLOCATED),
+        None, "d1", "colocated: asked for by the request",
+    ),
+    Row(
+        "an arm before the model's mode", fleet(), ONE_ARM, SHORT, "p1", "d1",
+        "disaggregated: experiment split, arm split-arm", arm="split-arm",
+    ),
+    # Auto.
+    Row(
+        "auto, short", fleet(), AUTO, SHORT, None, "d1",
+        "auto: set for the model; 100 uncached prompt tokens < 512",
+    ),
+    Row(
+        "auto, at the threshold", fleet(), AUTO, RequestFacts(512), "p1", "d1",
+        "auto: set for the model; 512 uncached prompt tokens >= 512",
+    ),
+    Row(
+        "auto, what is cached does not count", fleet(), AUTO,
+        replace(LONG, cached_tokens={"d1": 1600, "d2": 0}), None, "d1",
+        "auto: set for the model; 400 uncached prompt tokens < 512",
+    ),
+    Row(
+        "auto, only the decode worker's own cache counts", fleet(), AUTO,
+        replace(LONG, cached_tokens={"d2": 1600}), "p1", "d1",
+        "auto: set for the model; 2000 uncached prompt tokens >= 512",
+    ),
+    Row(
+        "auto, asked for", fleet(), COLOCATED, replace(LONG, asked=Mode.AUTO), "p1", "d1",
+        "auto: asked for by the request; 2000 uncached prompt tokens >= 512",
+    ),
+    Row(
+        "auto, long, but nobody to read it", fleet("", "d1", ""), AUTO, LONG, None, "d1",
+        "auto: set for the model; 2000 uncached prompt tokens >= 512; fell back to colocated: "
+        "no proven pair of prefill and decode workers is ready",
+    ),
+    # Which workers.
+    Row(
+        "fewest outstanding tokens",
+        fleet(decode=(WorkerView("d1", 0, 900), WorkerView("d2", 9, 100))), COLOCATED, SHORT,
+        None, "d2", "colocated: set for the model",
+    ),
+    Row(
+        "then fewest sequences", fleet(decode=(WorkerView("d1", 3), WorkerView("d2", 2))),
+        COLOCATED, SHORT, None, "d2", "colocated: set for the model",
+    ),
+    Row(
+        "equals take turns", fleet(turn=1), COLOCATED, SHORT, None, "d2",
+        "colocated: set for the model",
+    ),
+    Row(
+        "the lightest prefill worker too",
+        fleet(prefill=(WorkerView("p1", 0, 50), WorkerView("p2"))), DISAGGREGATED, SHORT,
+        "p2", "d1", "disaggregated: set for the model",
+    ),
+    Row(
+        "only a proven pair", fleet(pairs="p2-d2"), DISAGGREGATED, SHORT, "p2", "d2",
+        "disaggregated: set for the model",
+    ),
+    Row(
+        "a loaded proven pair before an idle unproven one",
+        fleet(decode=(WorkerView("d1"), WorkerView("d2", 9, 999)), pairs="p1-d2"),
+        DISAGGREGATED, SHORT, "p1", "d2", "disaggregated: set for the model",
+    ),
+    Row(
+        "a pair whose prefill worker is not ready is none", fleet("p2", pairs="p1-d1"),
+        DISAGGREGATED, SHORT, None, "d1",
+        "disaggregated: set for the model; fell back to colocated: "
+        "no proven pair of prefill and decode workers is ready",
+    ),
+    # After a failure.
+    Row(
+        "another prefill worker", fleet(), DISAGGREGATED, SHORT.without_prefill("p1", "it broke"),
+        "p2", "d1", "disaggregated: set for the model; tried again: it broke",
+    ),
+    Row(
+        "no prefill worker left", fleet("p1"), DISAGGREGATED,
+        SHORT.without_prefill("p1", "it broke"), None, "d1",
+        "disaggregated: set for the model; fell back to colocated: it broke",
+    ),
+    Row(
+        "no third prefill worker", fleet("p1 p2 p3", pairs="p1-d1 p2-d1 p3-d1"), DISAGGREGATED,
+        SHORT.without_prefill("p1", "it broke").without_prefill("p2", "this too"), None, "d1",
+        "disaggregated: set for the model; fell back to colocated: this too",
+    ),
+    Row(
+        "another decode worker", fleet(), DISAGGREGATED, SHORT.without_decode("d1", "it died"),
+        "p1", "d2", "disaggregated: set for the model; tried again: it died",
+    ),
+    Row(
+        "another decode worker, colocated", fleet(), COLOCATED,
+        SHORT.without_decode("d1", "it died"), None, "d2",
+        "colocated: set for the model; tried again: it died",
+    ),
+    Row(
+        "a decode worker with room", fleet(), DISAGGREGATED, SHORT.without_room("d1", "it is full"),
+        "p1", "d2", "disaggregated: set for the model; tried again: it is full",
+    ),
+    Row(
+        "none has room: wait for one, colocated", fleet(decode="d1", pairs="p1-d1"),
+        DISAGGREGATED, SHORT.without_room("d1", "it is full"), None, "d1",
+        "disaggregated: set for the model; fell back to colocated: it is full",
+    ),
+    Row(
+        "fallback=fail still tries another prefill worker", fleet(), STRICT,
+        SHORT.without_prefill("p1", "it broke"), "p2", "d1",
+        "disaggregated: set for the model; tried again: it broke",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_choose(row: Row) -> None:
+    plan = choose(row.snapshot, row.policy, row.facts)
+    assert plan == Plan(row.prefill, row.decode, row.arm, row.reason)
+
+
+REFUSALS = [
+    ("nobody at all", NOBODY, COLOCATED, SHORT, "no decode worker is ready"),
+    ("prefill workers alone", fleet(decode=""), DISAGGREGATED, SHORT, "no decode worker is ready"),
+    (
+        "every decode worker failed", fleet(decode="d1"), DISAGGREGATED,
+        SHORT.without_decode("d1", "it died"), "no decode worker is ready",
+    ),
+    ("fallback=fail without a pair", fleet(""), STRICT, SHORT, "no proven pair"),
+    (
+        "fallback=fail after the prefill workers", fleet("p1"), STRICT,
+        SHORT.without_prefill("p1", "it broke"), "it broke",
+    ),
+    (
+        "fallback=fail without room", fleet(decode="d1", pairs="p1-d1"), STRICT,
+        SHORT.without_room("d1", "it is full"), "it is full",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "policy", "facts", "words"),
+    [row[1:] for row in REFUSALS],
+    ids=[row[0] for row in REFUSALS],
+)
+def test_choose_refuses(
+    snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts, words: str
+) -> None:
+    with pytest.raises(RejectedError, match=words) as refusal:
+        choose(snapshot, policy, facts)
+    assert refusal.value.reason is ErrorReason.NO_WORKER
+    assert refusal.value.retry_after_s
+
+
+def test_equal_pairs_all_get_their_turn() -> None:
+    plans = [choose(fleet(turn=turn), DISAGGREGATED, SHORT) for turn in range(8)]
+    assert Counter(plan.decode for plan in plans) == {"d1": 4, "d2": 4}
+    assert Counter(plan.prefill for plan in plans) == {"p1": 4, "p2": 4}
+
+
+names = st.lists(st.sampled_from("abc"), unique=True)
+
+
+@given(
+    prefill=names,
+    decode=names,
+    pairs=st.frozensets(st.tuples(st.sampled_from("abc"), st.sampled_from("abc"))),
+    failed_prefill=st.frozensets(st.sampled_from("abc")),
+    failed_decode=st.frozensets(st.sampled_from("abc")),
+    full_decode=st.frozensets(st.sampled_from("abc")),
+    mode=st.sampled_from(Mode),
+    fallback=st.sampled_from(Fallback),
+    tokens=st.integers(1, 1000),
+    turn=st.integers(0, 100),
+)
+def test_a_plan_names_only_workers_that_may_be_used(
+    *,
+    prefill: list[str],
+    decode: list[str],
+    pairs: frozenset[tuple[str, str]],
+    failed_prefill: frozenset[str],
+    failed_decode: frozenset[str],
+    full_decode: frozenset[str],
+    mode: Mode,
+    fallback: Fallback,
+    tokens: int,
+    turn: int,
+) -> None:
+    snapshot = Snapshot(
+        tuple(map(WorkerView, prefill)), tuple(map(WorkerView, decode)), pairs, turn
+    )
+    policy = ModelPolicy(mode=mode, fallback=fallback)
+    facts = RequestFacts(
+        tokens,
+        failed_prefill=failed_prefill,
+        failed_decode=failed_decode,
+        full_decode=full_decode,
+    )
+    try:
+        plan = choose(snapshot, policy, facts)
+    except RejectedError:
+        assert fallback is Fallback.FAIL or not set(decode) - failed_decode
+        return
+    assert plan.decode in set(decode) - failed_decode
+    if plan.prefill is not None:
+        assert plan.prefill in set(prefill) - failed_prefill
+        assert (plan.prefill, plan.decode) in pairs
+        assert plan.decode not in full_decode
+        assert len(failed_prefill) < MAX_PREFILL_WORKERS
+
+
+# Experiments.
+
+ARMS = (
+    ArmPolicy("a", Mode.COLOCATED, 1.0),
+    ArmPolicy("b", Mode.DISAGGREGATED, 2.0),
+    ArmPolicy("c", Mode.AUTO, 5.0),
+)
+KEYS = [f"user-{number}" for number in range(4000)]
+
+
+def test_arms_get_their_share() -> None:
+    met = Counter(assign("share", ARMS, key).name for key in KEYS)
+    total = sum(arm.weight for arm in ARMS)
+    expected = {arm.name: len(KEYS) * arm.weight / total for arm in ARMS}
+    chi_square = sum((met[name] - want) ** 2 / want for name, want in expected.items())
+    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
+
+
+@given(st.text())
+def test_a_key_always_meets_the_same_arm(key: str) -> None:
+    assert assign("stable", ARMS, key) is assign("stable", ARMS, key)
+
+
+def test_the_split_is_part_of_the_contract() -> None:
+    """A new version must not move running users to the other arm."""
+    assert [assign("stable", ARMS, key).name for key in KEYS[:10]] == list("ccbccbcacc")
+
+
+def test_experiments_split_independently() -> None:
+    both = Counter((assign("one", ARMS, key).name, assign("two", ARMS, key).name) for key in KEYS)
+    same = sum(count for (one, two), count in both.items() if one == two)
+    assert same / len(KEYS) == pytest.approx((1 + 4 + 25) / 64, abs=0.03)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_an_arm_of_weight_0_gets_nothing(position: int) -> None:
+    arms = tuple(replace(arm, weight=0.0) if i == position else arm for i, arm in enumerate(ARMS))
+    assert arms[position].name not in {assign("zero", arms, key).name for key in KEYS}
+
+
+# Prefixes.
+
+PROMPT = tuple(range(4 * BLOCK_TOKENS + 5))
+
+
+def test_a_chain_has_a_hash_for_each_full_block() -> None:
+    assert len(chain(PROMPT, "")) == 4
+    assert chain(PROMPT[: BLOCK_TOKENS - 1], "") == ()
+
+
+def test_prompts_share_the_hashes_of_their_common_beginning() -> None:
+    other = (*PROMPT[: 2 * BLOCK_TOKENS], 99, *PROMPT[2 * BLOCK_TOKENS + 1 :])
+    ours, theirs = chain(PROMPT, ""), chain(other, "")
+    assert ours[:2] == theirs[:2]
+    assert not set(ours[2:]) & set(theirs[2:])
+
+
+def test_salts_share_nothing() -> None:
+    assert not set(chain(PROMPT, "mine")) & set(chain(PROMPT, "yours"))
+
+
+def test_an_index_knows_leading_blocks_alone() -> None:
+    index = PrefixIndex(max_blocks=10)
+    hashes = chain(PROMPT, "")
+    index.add(hashes[1:])
+    assert index.cached_tokens(hashes) == 0
+    index.add(hashes[:3])
+    assert index.cached_tokens(hashes) == 4 * BLOCK_TOKENS
+
+
+def test_a_full_index_forgets_what_was_used_least_recently() -> None:
+    first, second, third = (chain(PROMPT, salt) for salt in ("1", "2", "3"))
+    index = PrefixIndex(max_blocks=8)
+    for hashes in (first, second, first, third):
+        index.add(hashes)
+    assert [index.cached_tokens(hashes) // BLOCK_TOKENS for hashes in (first, second, third)] == [
+        4,
+        0,
+        4,
+    ]
+
+
+def test_a_full_index_keeps_the_beginning_of_a_prompt() -> None:
+    """The rest would be of no use without it."""
+    index = PrefixIndex(max_blocks=3)
+    index.add(chain(PROMPT, ""))
+    assert index.cached_tokens(chain(PROMPT, "")) == 3 * BLOCK_TOKENS
+
+
+def test_an_index_without_room_knows_nothing() -> None:
+    index = PrefixIndex(max_blocks=0)
+    index.add(chain(PROMPT, ""))
+    assert index.cached_tokens(chain(PROMPT, "")) == 0

@@ -1,0 +1,72 @@
+"""The exact bytes of the event streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.facade.sse import (
+    CHAT_CHUNK,
+    COMPLETION_CHUNK,
+    AnswerIdentity,
+    Frames,
+    error_event,
+)
+from pdserve.types import FinishReason, Usage
+
+IDENTITY = AnswerIdentity("chatcmpl-1", 1700000000, 'm"x')
+HEAD = b'"created":1700000000,"model":"m\\"x","choices":'
+CHAT_HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk",' + HEAD
+TEXT_HEAD = b'data: {"id":"chatcmpl-1","object":"text_completion",' + HEAD
+DONE = b"data: [DONE]\n\n"
+
+
+def test_chat_without_usage() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=False)
+    assert frames.opening == (
+        CHAT_HEAD + b'[{"index":0,"delta":{"role":"assistant","content":""},'
+        b'"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert frames.delta('a"\n🙂') == (
+        CHAT_HEAD + '[{"index":0,"delta":{"content":"a\\"\\n🙂"},'
+        '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
+    )
+    assert frames.closing("end", FinishReason.LENGTH, Usage(7, 2, 3)) == (
+        CHAT_HEAD + b'[{"index":0,"delta":{"content":"end"},'
+        b'"logprobs":null,"finish_reason":"length"}]}\n\n' + DONE
+    )
+
+
+def test_chat_with_usage() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=True)
+    assert frames.opening.endswith(b'"finish_reason":null}],"usage":null}\n\n')
+    assert frames.delta("a").endswith(b'"finish_reason":null}],"usage":null}\n\n')
+    assert frames.closing("", FinishReason.STOP, Usage(7, 2, 3)) == (
+        CHAT_HEAD + b'[{"index":0,"delta":{"content":""},'
+        b'"logprobs":null,"finish_reason":"stop"}],"usage":null}\n\n'
+        + CHAT_HEAD
+        + b'[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,'
+        b'"prompt_tokens_details":{"cached_tokens":3}}}\n\n' + DONE
+    )
+
+
+def test_completion() -> None:
+    frames = Frames(IDENTITY, COMPLETION_CHUNK, include_usage=False)
+    assert frames.opening == b""
+    assert frames.delta("a") == (
+        TEXT_HEAD + b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert frames.closing("b", FinishReason.STOP, Usage(1, 1)) == (
+        TEXT_HEAD + b'[{"index":0,"text":"b","logprobs":null,"finish_reason":"stop"}]}\n\n' + DONE
+    )
+
+
+@pytest.mark.parametrize("text", ["\r\n\r\ndata: [DONE]\n\n", "\u2028\u0000\x7f"])
+def test_no_text_can_break_out_of_its_event(text: str) -> None:
+    event = Frames(IDENTITY, CHAT_CHUNK, include_usage=False).delta(text)
+    assert event.count(b"\n") == 2
+    assert event.endswith(b"\n\n")
+    assert b"\r" not in event
+
+
+def test_error_event() -> None:
+    assert error_event({"error": {"message": "x\ny"}}) == b'data: {"error":{"message":"x\\ny"}}\n\n'

@@ -1,0 +1,107 @@
+"""What a worker counts, and who is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from pdserve.clock import RealClock
+from pdserve.engine.base import EngineLoad, StepStats
+from pdserve.errors import DecodeError, ErrorReason
+from pdserve.types import Load, Role
+from pdserve.worker_service import drain
+from pdserve.workload import Workload
+from tests.support.virtual_time import on_virtual_time, settle
+
+INTERVAL_S = 0.1
+
+
+def workload() -> tuple[Workload, list[tuple[Role, str]]]:
+    outcomes: list[tuple[Role, str]] = []
+    return Workload(lambda role, outcome: outcomes.append((role, outcome))), outcomes
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "finished"),
+        (DecodeError(ErrorReason.KV_REUSED, ""), "kv_reused"),
+        (asyncio.CancelledError(), "cancelled"),
+        (GeneratorExit(), "cancelled"),
+        (KeyError(), "internal"),
+    ],
+)
+def test_a_sequence_ends_as_its_context_does(error: BaseException | None, outcome: str) -> None:
+    load, outcomes = workload()
+    with contextlib.suppress(BaseException), load.sequence(Role.DECODE):
+        assert load.unfinished == 1
+        if error is not None:
+            raise error
+    assert load.unfinished == 0
+    assert outcomes == [(Role.DECODE, outcome)]
+
+
+def test_a_draining_worker_refuses() -> None:
+    load, _ = workload()
+    load.require_open()
+    load.start_drain()
+    with pytest.raises(DecodeError) as caught:
+        load.require_open()
+    assert caught.value.reason is ErrorReason.DRAINING
+
+
+@on_virtual_time
+async def test_a_watch_gives_the_load_now_and_then_only_changes_at_most_every_interval() -> None:
+    load, _ = workload()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    seen: list[tuple[float, Load]] = []
+
+    async def watch() -> None:
+        async for value in load.watch(RealClock(), INTERVAL_S):
+            seen.append((round(loop.time() - begun, 3), value))
+
+    watching = asyncio.create_task(watch())
+    await settle()
+    for running in range(10):
+        load.step(StepStats(EngineLoad(running=running)))
+        await asyncio.sleep(0.015)
+    load.step(StepStats(EngineLoad(running=9)))
+    await asyncio.sleep(5)
+    load.set_open_leases(3)
+    await settle()
+    load.close()
+    await watching
+
+    times, values = zip(*seen, strict=True)
+    assert times == (0.0, 0.1, 0.2, 5.15)
+    assert [value.running for value in values] == [0, 6, 9, 9]
+    assert values[-1] == Load(running=9, open_leases=3)
+
+
+@on_virtual_time
+async def test_a_drain_waits_for_sequences_leases_and_promised_room() -> None:
+    load, _ = workload()
+    load.set_open_leases(1)
+    load.set_reserved_tokens(10)
+    with load.sequence(Role.PREFILL):
+        draining = asyncio.create_task(drain(load, 100))
+        await settle()
+    assert load.load.draining
+    for step in (load.set_open_leases, load.set_reserved_tokens):
+        await settle()
+        assert not draining.done()
+        step(0)
+    await draining
+
+
+@on_virtual_time
+async def test_a_drain_ends_at_its_deadline() -> None:
+    load, _ = workload()
+    load.set_open_leases(1)
+    begun = asyncio.get_running_loop().time()
+    await drain(load, 7)
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(7)
+    assert load.unfinished == 1

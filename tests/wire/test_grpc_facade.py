@@ -1,0 +1,319 @@
+"""The public gRPC service as a client on a socket sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from coordinator.facade.grpc_service import InferenceServicer
+from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.keys import KeyRing, new_key
+from pdserve.config import GatewayConfig
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.rpc_errors import from_rpc_error
+from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.v1 import generation_pb2 as gen
+from pdserve.v1 import inference_pb2 as pb
+from pdserve.v1.inference_pb2_grpc import (
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
+from tests.support.grpc_servers import serve
+
+GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
+CHAT = pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="user", content="Hi")])
+LOST = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
+
+
+@dataclass(slots=True)
+class GrpcFacade:
+    stub: Any
+    dispatcher: FakeDispatcher
+    observer: FakeObserver
+
+
+async def running(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
+    observer = FakeObserver()
+    dispatcher = FakeDispatcher(observer)
+    gateway = Gateway(GatewayConfig(), keys, dispatcher.models)
+    service = InferenceServicer(dispatcher, gateway, observer)
+    async with (
+        serve((add_InferenceServiceServicer_to_server, service, pb.DESCRIPTOR)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        yield GrpcFacade(InferenceServiceStub(channel), dispatcher, observer)
+
+
+@pytest_asyncio.fixture
+async def facade() -> AsyncIterator[GrpcFacade]:
+    async for found in running(KeyRing.open_to_all()):
+        yield found
+
+
+KEY, ENTRY = new_key("acme", may_choose_mode=False)
+
+
+@pytest_asyncio.fixture
+async def keyed() -> AsyncIterator[GrpcFacade]:
+    async for found in running(KeyRing([ENTRY])):
+        yield found
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, PdserveError]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
+
+
+async def test_generate(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = answer("Hel", "", "lo", cached=3)
+    call = facade.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
+    metadata = dict(await call.initial_metadata())
+    assert metadata["x-request-id"] == "mine"
+    assert metadata["x-pdserve-mode"] == "disaggregated"
+    assert metadata["x-pdserve-reason"] == "auto: 37 of 512 uncached tokens"
+    assert await call == pb.GenerateResponse(
+        id="mine",
+        text="Hello",
+        finish_reason=gen.FINISH_REASON_STOP,
+        usage=gen.Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=3),
+        route=gen.Route(
+            mode=gen.MODE_DISAGGREGATED, reason="auto: 37 of 512 uncached tokens", arm="blue"
+        ),
+    )
+    seen = facade.dispatcher.seen[0]
+    assert seen.spec.prompt == TextPrompt("Hi")
+    assert seen.spec.sampling == SamplingParams(max_tokens=16)
+    assert (seen.spec.mode, seen.spec.deadline) == (None, None)
+    assert (seen.record.surface, seen.record.operation) == ("grpc", "completion")
+    assert facade.observer.ends == [("mine", "ok")]
+    assert facade.dispatcher.streams[0].closed.is_set()
+
+
+async def test_chat(facade: GrpcFacade) -> None:
+    response = await facade.stub.Chat(CHAT)
+    assert response.message == pb.ChatMessage(role="assistant", content="Hello world")
+    seen = facade.dispatcher.seen[0]
+    assert response.id == seen.spec.request_id
+    assert seen.spec.prompt == ChatPrompt((("user", "Hi"),))
+    assert seen.spec.sampling == SamplingParams()
+
+
+async def test_every_field_arrives(facade: GrpcFacade) -> None:
+    request = pb.GenerateRequest(
+        model=MODEL,
+        token_ids=gen.TokenIds(ids=[1, 2]),
+        sampling=gen.SamplingParams(max_tokens=5, temperature=0, top_k=3, stop=["x"]),
+        options=pb.RequestOptions(mode=gen.MODE_COLOCATED, session="s", cache_salt="c"),
+    )
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    await facade.stub.Generate(request, timeout=60, metadata=(("traceparent", trace),))
+    seen = facade.dispatcher.seen[0]
+    spec = seen.spec
+    assert spec.prompt == TokenPrompt((1, 2))
+    assert spec.sampling == SamplingParams(max_tokens=5, temperature=0.0, top_k=3, stop=("x",))
+    assert (spec.mode, spec.session, spec.cache_salt) == (Mode.COLOCATED, "s", "c")
+    assert spec.deadline is not None
+    assert 50 < spec.deadline - time.monotonic() <= 61
+    assert seen.record.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def test_streams(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = answer("", "Hel", "", "lo")
+    facade.dispatcher.route = Route(Mode.COLOCATED, "colocated by configuration")
+    route = gen.Route(mode=gen.MODE_COLOCATED, reason="colocated by configuration")
+    usage = gen.Usage(prompt_tokens=7, completion_tokens=4)
+    for method, request, message in (
+        ("GenerateStream", pb.GenerateStreamRequest(request=GENERATE), pb.GenerateStreamResponse),
+        ("ChatStream", pb.ChatStreamRequest(request=CHAT), pb.ChatStreamResponse),
+    ):
+        call = getattr(facade.stub, method)(request)
+        assert (await call.initial_metadata())["x-pdserve-mode"] == "colocated"
+        assert [received async for received in call] == [
+            message(route=route),
+            message(text="Hel"),
+            message(text="lo", finish_reason=gen.FINISH_REASON_STOP, usage=usage),
+        ]
+    assert [label for _, label in facade.observer.ends] == ["ok", "ok"]
+    assert [seen.record.stream for seen in facade.dispatcher.seen] == [True, True]
+
+
+async def test_a_stream_of_one_message_has_it_all(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = answer("Hi")
+    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    messages = [message async for message in call]
+    assert len(messages) == 1
+    assert messages[0].text == "Hi"
+    assert messages[0].HasField("route")
+    assert messages[0].HasField("usage")
+
+
+async def test_first_message_does_not_wait_for_the_second(facade: GrpcFacade) -> None:
+    gate = asyncio.Event()
+    facade.dispatcher.script = [Delta("first"), gate, *answer("second")]
+    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    assert (await call.read()).text == "first"
+    gate.set()
+    assert (await call.read()).text == "second"
+    assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LOST, grpc.StatusCode.UNAVAILABLE),
+        (RejectedError(ErrorReason.QUEUE_FULL, "full", retry_after_s=1.0), "RESOURCE_EXHAUSTED"),
+        (PdserveError(ErrorReason.NO_ROOM, "no room"), "RESOURCE_EXHAUSTED"),
+    ],
+)
+async def test_errors_before_the_first_token(
+    facade: GrpcFacade, error: PdserveError, code: grpc.StatusCode | str
+) -> None:
+    facade.dispatcher.script = [error]
+    call = facade.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
+    status, told = await refused(call)
+    assert status in (code, grpc.StatusCode[error.reason.value.grpc])
+    assert (told.reason, told.message) == (error.reason, error.message)
+    assert told.retry_after_s == error.retry_after_s
+    assert (await call.initial_metadata())["x-request-id"] == "mine"
+    status, told = await refused(facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT)).read())
+    assert told.reason is error.reason
+    assert [label for _, label in facade.observer.ends] == [error.reason.label] * 2
+
+
+async def test_error_after_the_first_token(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = [Delta("a"), LOST]
+    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    assert (await call.read()).text == "a"
+    _, told = await refused(call.read())
+    assert told.reason is ErrorReason.DECODE_FAILED
+    assert facade.dispatcher.streams[0].closed.is_set()
+    assert [label for _, label in facade.observer.ends] == ["decode_failed"]
+
+
+async def test_faults_of_ours_are_not_told(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = [Delta("a"), ValueError("10.0.0.7: secret")]
+    status, told = await refused(facade.stub.Generate(GENERATE))
+    assert status is grpc.StatusCode.INTERNAL
+    assert told.message == "internal error"
+    assert [label for _, label in facade.observer.ends] == ["internal"]
+
+
+def generate(**sampling: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(model=MODEL, text="Hi", sampling=gen.SamplingParams(**sampling))
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (pb.GenerateRequest(model=MODEL), "prompt"),
+        (pb.GenerateRequest(model=MODEL, text=""), "prompt"),
+        (pb.GenerateRequest(model=MODEL, token_ids=gen.TokenIds()), "prompt"),
+        (generate(max_tokens=0), "sampling.max_tokens"),
+        (generate(max_tokens=1001), "sampling.max_tokens"),
+        (generate(temperature=2.5), "sampling.temperature"),
+        (generate(temperature=float("nan")), "sampling.temperature"),
+        (generate(top_p=0), "sampling.top_p"),
+        (generate(stop=[""]), "sampling.stop"),
+        (generate(min_tokens=17), "sampling.min_tokens"),
+        (generate(stop_token_ids=[2**32 - 1]), "sampling.stop_token_ids"),
+        (
+            pb.GenerateRequest(
+                model=MODEL, text="Hi", options=pb.RequestOptions(session="x" * 257)
+            ),
+            "options.session",
+        ),
+        (
+            pb.GenerateRequest(model=MODEL, text="Hi", options=pb.RequestOptions(mode=99)),  # type: ignore[arg-type]
+            "options.mode",
+        ),
+        (pb.ChatRequest(model=MODEL), "messages"),
+        (
+            pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="tool", content="x")]),
+            "messages.0.role",
+        ),
+    ],
+)
+async def test_bad_requests(
+    facade: GrpcFacade, request_: pb.GenerateRequest | pb.ChatRequest, param: str
+) -> None:
+    is_chat = isinstance(request_, pb.ChatRequest)
+    method = facade.stub.Chat if is_chat else facade.stub.Generate
+    status, told = await refused(method(request_))
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert (told.reason, told.param) == (ErrorReason.INVALID_ARGUMENT, param)
+    assert facade.dispatcher.seen == []
+    assert [label for _, label in facade.observer.ends] == ["invalid_argument"]
+
+
+async def test_unknown_model(facade: GrpcFacade) -> None:
+    status, told = await refused(facade.stub.Generate(pb.GenerateRequest(model="x", text="Hi")))
+    assert status is grpc.StatusCode.NOT_FOUND
+    assert told.reason is ErrorReason.MODEL_NOT_FOUND
+
+
+async def test_client_cancels_before_the_first_token(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = [asyncio.Event()]
+    for call in (
+        facade.stub.Generate(GENERATE),
+        facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT)),
+    ):
+        await call.wait_for_connection()
+        await facade.dispatcher.opening.wait()
+        call.cancel()
+        await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
+        await asyncio.wait_for(facade.observer.ended.wait(), 1)
+        assert facade.observer.ends[-1][1] == "cancelled"
+        facade.dispatcher.opening.clear()
+        facade.dispatcher.open_cancelled.clear()
+        facade.observer.ended.clear()
+
+
+async def test_client_cancels_between_tokens(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = [Delta("a"), asyncio.Event()]
+    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    assert (await call.read()).text == "a"
+    call.cancel()
+    await asyncio.wait_for(facade.dispatcher.streams[0].closed.wait(), 1)
+    assert [label for _, label in facade.observer.ends] == ["cancelled"]
+
+
+async def test_deadline_ends_the_call(facade: GrpcFacade) -> None:
+    facade.dispatcher.script = [asyncio.Event()]
+    status, _ = await refused(facade.stub.Generate(GENERATE, timeout=0.2))
+    assert status is grpc.StatusCode.DEADLINE_EXCEEDED
+    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+
+
+async def test_models(facade: GrpcFacade) -> None:
+    response = await facade.stub.ListModels(pb.ListModelsRequest())
+    assert response == pb.ListModelsResponse(models=[pb.Model(name=MODEL, context_length=1000)])
+
+
+async def test_keys(keyed: GrpcFacade) -> None:
+    good = (("authorization", f"Bearer {KEY}"),)
+    for metadata in ((), (("authorization", "Bearer pd-wrong"),)):
+        for call in (
+            keyed.stub.Generate(GENERATE, metadata=metadata),
+            keyed.stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
+        ):
+            status, told = await refused(call)
+            assert status is grpc.StatusCode.UNAUTHENTICATED
+            assert told.reason is ErrorReason.UNAUTHENTICATED
+    await keyed.stub.ListModels(pb.ListModelsRequest(), metadata=good)
+    await keyed.stub.Generate(GENERATE, metadata=good)
+    assert keyed.dispatcher.seen[0].spec.tenant == "acme"
+    asking = pb.ChatRequest(
+        model=MODEL, messages=CHAT.messages, options=pb.RequestOptions(mode=gen.MODE_AUTO)
+    )
+    status, told = await refused(keyed.stub.Chat(asking, metadata=good))
+    assert status is grpc.StatusCode.PERMISSION_DENIED
+    assert told.param == "options.mode"
