@@ -73,11 +73,11 @@ class Conversation:
     client: httpx.Client
     model: str
     mode: Mode | None
-    _messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(default_factory=list)
     _session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def add(self, role: str, content: str) -> None:
-        self._messages.append({"role": role, "content": content})
+        self.messages.append({"role": role, "content": content})
 
     def turn(self, text: str) -> None:
         """Asks, and prints the answer as it comes. A question that failed is forgotten."""
@@ -88,7 +88,7 @@ class Conversation:
         except KeyboardInterrupt:
             answer.footer.append("stopped")
         except CliError:
-            self._messages.pop()
+            self.messages.pop()
             if answer.text:
                 print()
             raise
@@ -104,7 +104,7 @@ class Conversation:
             headers["x-pdserve-mode"] = self.mode.value
         body = {
             "model": self.model,
-            "messages": self._messages,
+            "messages": self.messages,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

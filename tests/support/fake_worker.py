@@ -53,8 +53,8 @@ class Gate:
         await self._opened.wait()
 
 
-Step = Gate | PdserveError | Delta
-"""Something to wait at, to fail with, or (where an answer is written) to say."""
+Step = Gate | float | PdserveError | Delta
+"""Something to wait at, seconds to take, something to fail with, or to say in an answer."""
 
 Script = Steps[Step]
 """What happens to one call before it succeeds of itself."""
@@ -63,8 +63,9 @@ Script = Steps[Step]
 class FakeWorker:
     """A `WorkerClient`. The next call of a kind takes the next script of that kind.
 
-    `sequences`, `leases` and `prefilling` are what is held on the worker now, `served` the
-    ids of all requests that it was asked to work for, with the verb.
+    `sequences`, `leases` and `prefilling` are what is held on the worker now. `served` has
+    (verb, request id) of all that it was asked to do, `requests` what it was given, and
+    `reserved` how many tokens it was asked to promise.
     """
 
     def __init__(self, worker_id: str, *roles: Role, **info: Any) -> None:
@@ -76,6 +77,8 @@ class FakeWorker:
         self.leases: set[str] = set()
         self.prefilling = 0
         self.served: list[tuple[str, str]] = []
+        self.requests: list[EngineRequest] = []
+        self.reserved: list[int] = []
         self.closed = False
         self.up = True
         self._info = WorkerInfo(
@@ -139,6 +142,7 @@ class FakeWorker:
 
     async def prefill(self, request: EngineRequest) -> PrefillResult:
         self.served.append(("prefill", request.request_id))
+        self.requests.append(request)
         epoch = self._info.epoch
         self.prefilling += 1
         try:
@@ -218,12 +222,14 @@ class FakeSession:
         return sequence
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> None:
+        self._worker.reserved.append(num_tokens)
         if sequence in self._open:
             self._begin(sequence, self._grant(sequence, _next(self._worker.reservations)))
 
     def start(self, sequence: Sequence, request: EngineRequest, kv: KvHandle | None) -> None:
         verb = "colocated" if kv is None else "decode"
         self._worker.served.append((verb, request.request_id))
+        self._worker.requests.append(request)
         if sequence in self._open:
             script = _next(self._worker.starts)
             self._begin(sequence, self._answer(sequence, request, kv, script))
@@ -286,6 +292,17 @@ def first_delta(text: str = "first ") -> Delta:
     return Delta(text, [7], timings=FirstTokenTimings(0.0, FIRST_STEP_S))
 
 
+def pool(number: int, *roles: Role, name: str, **info: Any) -> list[FakeWorker]:
+    """Workers that share their scripts: the next call to any of them takes the next one."""
+    workers = [FakeWorker(f"{name}{i + 1}", *roles, **info) for i in range(number)]
+    first = workers[0]
+    for worker in workers[1:]:
+        worker.prefills = first.prefills
+        worker.reservations = first.reservations
+        worker.starts = first.starts
+    return workers
+
+
 def _next(scripts: deque[Script]) -> Script:
     return scripts.popleft() if scripts else ()
 
@@ -295,6 +312,8 @@ async def _play(script: Script, sequence: Sequence | None = None) -> None:
         match step:
             case Gate():
                 await step.passed()
+            case float():
+                await asyncio.sleep(step)
             case PdserveError():
                 raise step
             case Delta():

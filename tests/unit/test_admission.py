@@ -128,36 +128,48 @@ async def test_deadline_in_the_queue() -> None:
     (await admission.acquire(deadline=99.0)).release()  # a free place needs no wait
 
 
+class Crowd:
+    """Requests that come, leave the queue and end, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.admission = Admission(max_running=3, max_queued=5)
+        self.held: list[Permit] = []
+        self.waiting: list[asyncio.Task[Permit]] = []
+        self.rng = random.Random(seed)
+
+    def act(self) -> None:
+        match self.rng.randrange(4):
+            case 0 | 1:
+                self.waiting.append(asyncio.create_task(self.admission.acquire()))
+            case 2 if self.held:
+                self.held.pop(self.rng.randrange(len(self.held))).release()
+            case 3 if self.waiting:
+                self.rng.choice(self.waiting).cancel()
+
+    async def settle(self) -> None:
+        await settle()
+        for task in [task for task in self.waiting if task.done()]:
+            self.waiting.remove(task)
+            if not task.cancelled() and task.exception() is None:
+                self.held.append(task.result())
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_in_any_order_of_events(seed: int) -> None:
-    rng = random.Random(seed)
-    admission = Admission(max_running=3, max_queued=5)
-    held: list[Permit] = []
-    waiting: list[asyncio.Task[Permit]] = []
+    crowd = Crowd(seed)
     for _ in range(300):
-        match rng.randrange(4):
-            case 0 | 1:
-                waiting.append(asyncio.create_task(admission.acquire()))
-            case 2 if held:
-                held.pop(rng.randrange(len(held))).release()
-            case 3 if waiting:
-                waiting[rng.randrange(len(waiting))].cancel()
-        if rng.random() < 0.5:
-            await settle()
-            for task in [task for task in waiting if task.done()]:
-                waiting.remove(task)
-                if not task.cancelled() and task.exception() is None:
-                    held.append(task.result())
-            assert admission.running == len(held) <= 3
-            assert admission.queued == len(waiting) <= 5
-    for task in waiting:
+        crowd.act()
+        if crowd.rng.random() < 0.5:
+            await crowd.settle()
+            assert counts(crowd.admission) == (len(crowd.held), len(crowd.waiting))
+            assert len(crowd.held) <= 3
+            assert len(crowd.waiting) <= 5
+    for task in crowd.waiting:
         task.cancel()
-    for result in await asyncio.gather(*waiting, return_exceptions=True):
-        if isinstance(result, Permit):
-            held.append(result)
-    for permit in held:
+    await crowd.settle()
+    for permit in crowd.held:
         permit.release()
-    assert counts(admission) == (0, 0)
+    assert counts(crowd.admission) == (0, 0)
 
 
 async def test_gateway_counts_the_rate_before_it_gives_a_place() -> None:

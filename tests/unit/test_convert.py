@@ -69,7 +69,8 @@ handle = st.builds(
     fingerprint=fingerprint,
     digest=st.binary(max_size=40),
     num_tokens=uint32,
-    lease_expiry=st.integers(0, 2**40).map(lambda n: n / 2**10),
+    # Quarters of a second: what is a whole number of nanoseconds and a float alike.
+    lease_expiry=st.integers(0, 2**32).map(lambda quarters: quarters / 4),
     descriptor=descriptor,
 )
 request = st.builds(EngineRequest, text, ids, sampling, text)
@@ -175,9 +176,7 @@ def test_a_delta_keeps_what_it_has(
     assert (read.finish_reason, read.usage) == (delta.finish_reason, delta.usage)
     assert (read.timings is None) == (timings is None)
     if read.timings is not None:
-        assert (read.timings.queue_s, read.timings.first_step_s) == pytest.approx(
-            timings, abs=1e-9
-        )
+        assert (read.timings.queue_s, read.timings.first_step_s) == pytest.approx(timings, abs=1e-9)
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -41,7 +41,7 @@ def test_each_workload_runs_its_role_with_the_file_that_it_mounts(fleet: Fleet) 
 
 
 def test_variables_are_real_settings(fleet: Fleet) -> None:
-    """A misspelt variable would be ignored in silence, so each must be seen in the settings."""
+    """A misspelt section would be ignored in silence: each value must be seen in the settings."""
     for workload in fleet.workloads:
         for name, expected in workload.environment.items():
             if not name.startswith("PDSERVE_"):

@@ -22,7 +22,8 @@ def test_new_key_has_256_bits_and_its_entry_does_not_hold_it() -> None:
 
 
 def test_file_round_trip_and_authentication(tmp_path: Path) -> None:
-    made = [new_key("acme"), new_key("umbrella", admin=True, may_choose_mode=False, rate="5/second")]
+    special = new_key("umbrella", admin=True, may_choose_mode=False, rate="5/second")
+    made = [new_key("acme"), special]
     path = tmp_path / "keys.yaml"
     path.write_text(yaml.safe_dump({"keys": [entry.model_dump() for _, entry in made]}))
     ring = KeyRing.load(path)

@@ -27,7 +27,8 @@ def test_chat_without_usage() -> None:
         b'"logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert frames.delta('a"\n🙂') == (
-        CHAT_HEAD + '[{"index":0,"delta":{"content":"a\\"\\n🙂"},'
+        CHAT_HEAD
+        + '[{"index":0,"delta":{"content":"a\\"\\n🙂"},'
         '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
     )
     assert frames.closing("end", FinishReason.LENGTH, Usage(7, 2, 3)) == (

@@ -260,21 +260,18 @@ async def test_unknown_model(facade: GrpcFacade) -> None:
     assert told.reason is ErrorReason.MODEL_NOT_FOUND
 
 
-async def test_client_cancels_before_the_first_token(facade: GrpcFacade) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_cancels_before_the_first_token(facade: GrpcFacade, stream: bool) -> None:
     facade.dispatcher.script = [asyncio.Event()]
-    for call in (
-        facade.stub.Generate(GENERATE),
-        facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT)),
-    ):
-        await call.wait_for_connection()
-        await facade.dispatcher.opening.wait()
-        call.cancel()
-        await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
-        await asyncio.wait_for(facade.observer.ended.wait(), 1)
-        assert facade.observer.ends[-1][1] == "cancelled"
-        facade.dispatcher.opening.clear()
-        facade.dispatcher.open_cancelled.clear()
-        facade.observer.ended.clear()
+    if stream:
+        call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    else:
+        call = facade.stub.Generate(GENERATE)
+    await facade.dispatcher.opening.wait()
+    call.cancel()
+    await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
+    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    assert [label for _, label in facade.observer.ends] == ["cancelled"]
 
 
 async def test_client_cancels_between_tokens(facade: GrpcFacade) -> None:

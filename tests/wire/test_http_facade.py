@@ -458,7 +458,8 @@ async def test_client_leaves_in_its_own_body(facade: HttpFacade) -> None:
 
 
 async def test_a_slow_reader_holds_its_own_stream_back(facade: HttpFacade) -> None:
-    facade.dispatcher.script = [Delta("x" * 65_536) for _ in range(2_000)] + answer("end")
+    text = "x" * 65_536
+    facade.dispatcher.script = [Delta(text) for _ in range(2_000)] + answer("end")
     content = json.dumps({**COMPLETION, "stream": True}).encode()
     reader, writer = await asyncio.open_connection(*facade.address.split(":"), limit=65_536)
     writer.write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -17,7 +18,7 @@ from tests.support.http_facade import HttpFacade, http_facade
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KEY, ENTRY = new_key("acme")
-MESSAGES = [{"role": "user", "content": "Hi"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -42,7 +43,7 @@ async def client(running: HttpFacade) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_chat(facade: HttpFacade, client: openai.AsyncOpenAI) -> None:
     done = await client.chat.completions.create(
         model=MODEL,
-        messages=MESSAGES,  # type: ignore[arg-type]
+        messages=MESSAGES,
         max_completion_tokens=5,
         temperature=0,
         user="bob",
@@ -59,7 +60,7 @@ async def test_chat_stream(facade: HttpFacade, client: openai.AsyncOpenAI) -> No
     facade.dispatcher.script = answer("Hel", "lo ", "wörld")
     stream = await client.chat.completions.create(
         model=MODEL,
-        messages=MESSAGES,  # type: ignore[arg-type]
+        messages=MESSAGES,
         stream=True,
         stream_options={"include_usage": True},
     )

@@ -1,0 +1,374 @@
+"""Who is alive and who may be given work, as workers come, go and change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from coordinator.fleet import RECONNECT_S, Fleet, Pair, Worker, WorkerState
+from coordinator.policy.prefix import BLOCK_TOKENS, chain
+from pdserve.config import ModelConfig
+from pdserve.errors import DecodeError, ErrorReason
+from pdserve.types import Load, Mode, Role, WorkerInfo
+from tests.support.core import Core, running
+from tests.support.fake_worker import MODEL, FakeWorker, Gate
+from tests.support.virtual_time import on_virtual_time, settle
+
+LONG_TEXT = "x" * (3 * BLOCK_TOKENS)
+RECONNECTED_S = RECONNECT_S + 0.01
+
+
+def prefill(worker_id: str = "p", **info: Any) -> FakeWorker:
+    return FakeWorker(worker_id, Role.PREFILL, **info)
+
+
+def decode(worker_id: str = "d", **info: Any) -> FakeWorker:
+    return FakeWorker(worker_id, Role.DECODE, **info)
+
+
+def ready(core: Core) -> tuple[list[str], list[str], set[tuple[str, str]]]:
+    """(prefill, decode, pairs) of the snapshot."""
+    snapshot = core.fleet.snapshot(MODEL)
+    prefills = [view.worker_id for view in snapshot.prefill]
+    return prefills, [view.worker_id for view in snapshot.decode], set(snapshot.pairs)
+
+
+def cached(core: Core, text: str, salt: str = "") -> dict[str, int]:
+    token_ids = tuple(byte + 3 for byte in text.encode())
+    return core.fleet.cached_tokens(MODEL, chain(token_ids, salt))
+
+
+# What a snapshot holds.
+
+
+@on_virtual_time
+async def test_proven_workers_are_in_the_snapshot() -> None:
+    async with running(prefill(), decode()) as core:
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+
+
+@on_virtual_time
+async def test_a_worker_of_both_roles_is_in_both_pools() -> None:
+    async with running(FakeWorker("w", Role.PREFILL, Role.DECODE)) as core:
+        assert ready(core) == (["w"], ["w"], set())
+
+
+@on_virtual_time
+async def test_an_unproven_decode_worker_is_not() -> None:
+    worker, gate = decode(), Gate()
+    worker.starts.append([gate])
+    async with running(worker) as core:
+        assert core.worker("d").state is WorkerState.UNPROVEN
+        assert ready(core) == ([], [], set())
+        gate.open()
+
+
+@on_virtual_time
+async def test_an_unproven_pair_is_not() -> None:
+    worker, gate = prefill(), Gate()
+    worker.prefills.append([gate])
+    async with running(worker, decode()) as core:
+        assert ready(core) == (["p"], ["d"], set())
+        gate.open()
+
+
+@on_virtual_time
+async def test_a_worker_of_another_model_is_not() -> None:
+    models = (ModelConfig(name=MODEL), ModelConfig(name="other"))
+    async with running(decode(), decode("d2", model="other"), models=models) as core:
+        assert ready(core) == ([], ["d"], set())
+        assert [view.worker_id for view in core.fleet.snapshot("other").decode] == ["d2"]
+
+
+@on_virtual_time
+async def test_a_draining_worker_is_not_until_it_stays_after_all() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        worker.report(Load(draining=True))
+        await settle()
+        assert core.worker("d").state is WorkerState.DRAINING
+        assert ready(core)[1] == []
+        worker.report(Load())
+        await settle()
+        assert ready(core)[1] == ["d"]
+
+
+@on_virtual_time
+async def test_the_load_is_the_last_one_reported() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        worker.report(Load(kv_usage=0.25))
+        worker.report(Load(kv_usage=0.5))
+        await settle()
+        (view,) = core.fleet.snapshot(MODEL).decode
+        assert view.kv_usage == 0.5
+
+
+@on_virtual_time
+async def test_what_is_outstanding_is_counted() -> None:
+    worker, gate = decode(), Gate()
+    async with running(worker) as core:
+        worker.starts.append([gate])
+        asking = asyncio.create_task(core.ask("12345"))
+        await gate.reached.wait()
+        (view,) = core.fleet.snapshot(MODEL).decode
+        assert (view.outstanding_sequences, view.outstanding_tokens) == (1, 5)
+        gate.open()
+        await asking
+
+
+@on_virtual_time
+async def test_turns_are_taken_by_each_model_alone() -> None:
+    models = (ModelConfig(name=MODEL), ModelConfig(name="other"))
+    workers = decode("d1"), decode("d2"), decode("o1", model="other"), decode("o2", model="other")
+    async with running(*workers, models=models) as core:
+        for model in (MODEL, "other", MODEL, "other"):
+            await core.ask(model=model)
+        assert {record.decode_worker for record in core.records} == {"d1", "d2", "o1", "o2"}
+
+
+# Losing and finding workers.
+
+
+@on_virtual_time
+async def test_a_lost_worker_leaves_at_once_with_its_pairs() -> None:
+    worker = prefill()
+    async with running(worker, decode()) as core:
+        lost = core.worker("p")
+        worker.stop()
+        await settle()
+        assert lost.state is WorkerState.LOST
+        assert ready(core) == ([], ["d"], set())
+        assert not core.fleet.pairs
+        assert core.fleet.by_id("p") is None
+
+
+@on_virtual_time
+async def test_a_broken_session_alone_is_a_lost_worker() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        for session in list(worker._sessions):
+            session.broken.set()
+        await settle()
+        assert core.worker("d").state is WorkerState.LOST
+        await asyncio.sleep(RECONNECTED_S)
+        assert core.worker("d").state is WorkerState.READY
+
+
+@on_virtual_time
+async def test_a_worker_that_is_away_at_first_is_found_later() -> None:
+    worker = decode()
+    worker.stop()
+    async with running(worker) as core:
+        (entry,) = core.fleet.workers()
+        assert entry.state is WorkerState.CONNECTING
+        assert entry.tried
+        assert entry.detail == "the worker cannot be reached"
+        worker.restart()
+        await asyncio.sleep(RECONNECTED_S)
+        assert ready(core)[1] == ["d"]
+
+
+@on_virtual_time
+async def test_a_restarted_worker_must_prove_itself_anew() -> None:
+    worker, gate = decode(), Gate()
+    async with running(prefill(), worker) as core:
+        worker.restart()
+        worker.starts.append([gate])
+        await gate.reached.wait()
+        assert core.worker("d").state is WorkerState.UNPROVEN
+        assert ready(core) == (["p"], [], set())
+        gate.open()
+        await settle()
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+
+
+@on_virtual_time
+async def test_a_restarted_prefill_worker_is_in_no_proven_pair() -> None:
+    worker, gate = prefill(), Gate()
+    async with running(worker, decode()) as core:
+        worker.restart()
+        worker.prefills.append([gate])
+        await gate.reached.wait()
+        assert ready(core) == (["p"], ["d"], set())
+        gate.open()
+        await settle()
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+
+
+@on_virtual_time
+async def test_a_verdict_on_a_process_that_is_gone_is_dropped() -> None:
+    worker = prefill()
+    async with running(worker, decode()) as core:
+        (old,) = core.fleet.pairs
+        worker.restart()
+        await asyncio.sleep(RECONNECTED_S)
+        core.fleet.judge(old, "")
+        assert set(core.fleet.pairs) == {Pair(("p", "2"), ("d", "1"))}
+
+
+@on_virtual_time
+async def test_a_worker_that_only_lost_its_network_keeps_its_prefixes() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        await core.ask(LONG_TEXT)
+        worker.stop()
+        await settle()
+        worker.up = True
+        await asyncio.sleep(RECONNECTED_S)
+        assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}
+
+
+# Names.
+
+
+@on_virtual_time
+async def test_a_second_worker_of_the_same_name_is_refused() -> None:
+    first, second = decode(), decode()
+    async with running(first, second) as core:
+        entries = list(core.fleet.workers())
+        assert [entry.state for entry in entries] == [WorkerState.READY, WorkerState.CONNECTING]
+        assert entries[1].detail == "another worker is called 'd' too; give each its own id"
+        await core.ask()
+        assert second.served == []
+
+
+@on_virtual_time
+async def test_a_second_worker_of_the_same_name_takes_over_when_the_first_is_lost() -> None:
+    first, second = decode(), decode()
+    async with running(first, second) as core:
+        first.stop()
+        await asyncio.sleep(RECONNECTED_S)
+        await core.ask()
+        assert second.served[-1] == ("colocated", "r1")
+
+
+# What is known of the model.
+
+
+@on_virtual_time
+async def test_the_shortest_context_of_the_model_s_workers_counts() -> None:
+    workers = decode(context_length=500), prefill(context_length=400), decode("d3", model="other")
+    async with running(*workers) as core:
+        assert core.fleet.context_length(MODEL) == 400
+        assert core.fleet.context_length("unheard-of") is None
+
+
+@on_virtual_time
+async def test_a_decode_worker_is_believed_to_hold_the_prompts_that_it_answered() -> None:
+    async with running(decode()) as core:
+        assert cached(core, LONG_TEXT) == {"d": 0}
+        await core.ask(LONG_TEXT, cache_salt="mine")
+        assert cached(core, LONG_TEXT, "mine") == {"d": 3 * BLOCK_TOKENS}
+        assert cached(core, LONG_TEXT, "yours") == {"d": 0}
+
+
+@on_virtual_time
+async def test_a_hand_off_leaves_the_prompt_with_the_decode_worker_alone() -> None:
+    async with running(prefill(), decode()) as core:
+        await core.ask(LONG_TEXT, mode=Mode.DISAGGREGATED)
+        assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}
+
+
+@on_virtual_time
+async def test_a_restarted_worker_holds_nothing() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        await core.ask(LONG_TEXT)
+        worker.restart()
+        await settle()
+        assert cached(core, LONG_TEXT) == {}
+        await asyncio.sleep(RECONNECTED_S)
+        assert cached(core, LONG_TEXT) == {"d": 0}
+
+
+# Faults.
+
+
+class NonsenseWorker(FakeWorker):
+    """Answers with what no version understands."""
+
+    async def info(self) -> WorkerInfo:
+        raise ValueError("no such enum")
+
+
+@on_virtual_time
+async def test_a_worker_that_talks_nonsense_ends_nothing_but_itself() -> None:
+    async with running(NonsenseWorker("n", Role.DECODE), decode()) as core:
+        await asyncio.sleep(RECONNECTED_S)
+        entry = next(core.fleet.workers())
+        assert (entry.tried, entry.connected, entry.detail) == (True, False, "internal error")
+        await core.ask()
+
+
+class SilentWorker(FakeWorker):
+    """Never says how busy it is."""
+
+    async def watch_load(self) -> AsyncIterator[Load]:
+        await asyncio.Event().wait()
+        yield Load()
+
+
+@on_virtual_time
+async def test_a_worker_gets_no_work_before_its_first_load_report() -> None:
+    async with running(SilentWorker("s", Role.DECODE)) as core:
+        (entry,) = core.fleet.workers()
+        assert not entry.connected
+        assert ready(core)[1] == []
+
+
+# The end.
+
+
+@on_virtual_time
+async def test_the_clients_are_closed_when_the_fleet_ends() -> None:
+    workers = prefill(), decode()
+    async with running(*workers):
+        pass
+    assert all(worker.closed for worker in workers)
+
+
+class SlowReleaser(FakeWorker):
+    gate = Gate()
+
+    async def release(self, handle_id: str) -> None:
+        await self.gate.passed()
+        await super().release(handle_id)
+
+
+@on_virtual_time
+async def test_a_lease_is_still_ended_when_the_fleet_ends() -> None:
+    worker = SlowReleaser("p", Role.PREFILL)
+    worker.leases.add("h1")
+    fleet = Fleet({"a": worker})
+    running_fleet = asyncio.create_task(fleet.run())
+    await settle()
+    fleet.release_kv(Worker(worker), "h1")
+    await worker.gate.reached.wait()
+    running_fleet.cancel()
+    await settle()
+    assert not worker.closed
+    worker.gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await running_fleet
+    assert not worker.leases
+    assert worker.closed
+
+
+class BrokenReleaser(FakeWorker):
+    async def release(self, handle_id: str) -> None:
+        await super().release(handle_id)
+        raise DecodeError(ErrorReason.INTERNAL, "it broke")
+
+
+@on_virtual_time
+async def test_a_lease_that_could_not_be_ended_is_logged() -> None:
+    worker = BrokenReleaser("p", Role.PREFILL)
+    async with running(worker, decode()) as core:
+        await core.ask(mode=Mode.DISAGGREGATED)
+        await settle()
+        told = [entry for entry in core.logs if entry["event"] == "a lease could not be ended"]
+        assert told[-1]["task"] == "release p-2"
