@@ -25,7 +25,7 @@ from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
 from coordinator.record import Observer
 from coordinator.worker_client import GrpcWorkerClient
-from pdserve import models
+from pdserve import logs, models
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
 from pdserve.fleet_key import read_key
@@ -48,6 +48,8 @@ async def run_coordinator(settings: Settings) -> None:
     Raises ConfigError when it cannot start as configured.
     """
     config = settings.coordinator
+    logs.configure(settings.log)
+    log.info("starting", settings=settings.model_dump(mode="json"))
     require_keys(config.http, config.grpc, config.gateway)
     encoders = {model.name: _encoder(model) for model in config.models}
     served = catalog.build(config, encoders)

@@ -39,7 +39,7 @@ class Ops:
 
     def routes(self, model: str) -> dict[Mode, RouteStatus]:
         """The routes that are configured for the model: both, unless no known worker prefills
-        for it and its own mode does not need one."""
+        for it and its requests could do without one."""
         served = self._models[model]
         snapshot = self._fleet.snapshot(model)
         has_prefill = any(
@@ -51,7 +51,8 @@ class Ops:
                 bool(snapshot.decode), "" if snapshot.decode else "no proven decode worker"
             )
         }
-        needed = served.policy.mode is not Mode.COLOCATED
+        policy = served.policy
+        needed = policy.mode is not Mode.COLOCATED and policy.fallback is Fallback.FAIL
         if needed or (has_prefill and served.may_disaggregate):
             decodes = {view.worker_id for view in snapshot.decode}
             prefills = {view.worker_id for view in snapshot.prefill}

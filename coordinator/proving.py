@@ -121,7 +121,7 @@ class Prover:
             refusal = f"probe failed: {_words(error)}"
         else:
             if tokens != self._answers[pair.decode]:
-                refusal = "the handed-over answer differs from the decode worker's own"
+                refusal = self._differing(decode.info.model)
         self._fleet.judge(pair, refusal)
         log.log(
             30 if refusal else 20,
@@ -131,6 +131,13 @@ class Prover:
             cause=refusal or None,
         )
         return not refusal
+
+    def _differing(self, model: str) -> str:
+        """Why a pair with unequal answers is refused; empty where it is allowed to be so."""
+        if self._models[model].config.mixed_precision:
+            log.warning("answers differ, as mixed_precision allows", model=model)
+            return ""
+        return "the handed-over answer differs from the decode worker's own"
 
     async def _probe(self, model: str, plan: Plan) -> list[int]:
         """The tokens that a short greedy request gets on this way; a fresh salt keeps prefix

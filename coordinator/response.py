@@ -83,6 +83,7 @@ class ResponseStream:
         if self._record.state in TERMINAL:
             return
         if not self._ended:
+            self._ended = True
             self._error = PdserveError(ErrorReason.CANCELLED, "the client left")
         self._record.apply(ended_by(self._error))
         if self._timer is not None:

@@ -43,6 +43,7 @@ class DecodeService(DecodeServiceServicer):
                 obeying.result()
         finally:
             obeying.cancel()
+            await asyncio.gather(obeying, return_exceptions=True)
             await session.close()
             self._sessions.discard(session)
 

@@ -24,6 +24,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Its address may have changed meanwhile; gRPC would ask for names twice a minute at most.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Another channel's failures do not delay this one.
     ("grpc.use_local_subchannel_pool", 1),
     # Calls inside the fleet never go through a proxy that the environment names.

@@ -67,6 +67,11 @@ class ModelConfig(_Section):
         description="auto: uncached prompt tokens from which the prefill pool is used",
     )
     fallback: Fallback = Fallback.COLOCATE
+    mixed_precision: bool = Field(
+        default=False,
+        description="the pools' weights differ in precision: a hand-off is proven by an answer, "
+        "not by an equal one",
+    )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
 
 

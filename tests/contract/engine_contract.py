@@ -29,9 +29,7 @@ def request(prompt: Prompt, max_tokens: int = 8, **sampling: object) -> EngineRe
     return EngineRequest("contract", prompt, replace(params, **sampling))  # type: ignore[arg-type]
 
 
-async def run(
-    engine: Engine, asked: EngineRequest, kv: KvDescriptor | None = None
-) -> list[Delta]:
+async def run(engine: Engine, asked: EngineRequest, kv: KvDescriptor | None = None) -> list[Delta]:
     return [delta async for delta in engine.generate(asked, kv)]
 
 
@@ -149,9 +147,7 @@ class EngineContract:
         await prefill_engine.release(prefilled.descriptor)
         await prefill_engine.release(prefilled.descriptor)
 
-    async def test_closing_the_iterator_aborts(
-        self, decode_engine: Engine, prompt: Prompt
-    ) -> None:
+    async def test_closing_the_iterator_aborts(self, decode_engine: Engine, prompt: Prompt) -> None:
         deltas = decode_engine.generate(request(prompt, max_tokens=400), None)
         assert isinstance(deltas, AsyncGenerator)
         async with aclosing(deltas):

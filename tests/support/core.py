@@ -84,6 +84,7 @@ class Core:
         self, workers: Mapping[str, FakeWorker], config: CoordinatorConfig, logs: list[Any]
     ) -> None:
         self.fakes = workers
+        self.fakes_by_id = {worker.worker_id: worker for worker in workers.values()}
         self.logs = logs
         self.records: list[RequestRecord] = []
         self.reports: list[str] = []

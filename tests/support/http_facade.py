@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -14,7 +15,12 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from pdserve.config import GatewayConfig, Listen
-from tests.support.fake_dispatch import ROUTE, FakeDispatcher, FakeObserver, FakeOps, answer
+from tests.support.fake_dispatch import MODEL, ROUTE, FakeDispatcher, FakeObserver, FakeOps, answer
+
+CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": MODEL, "prompt": "Hi"}
+MAX_BODY = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -54,3 +60,18 @@ async def http_facade(
         async with httpx.AsyncClient(base_url=f"http://{server.address}") as client:
             yield HttpFacade(server.address, client, dispatcher, observer, ops)
         server.should_exit = True
+
+
+async def chat(facade: HttpFacade, **fields: Any) -> httpx.Response:
+    return await facade.client.post(CHAT_PATH, json={**CHAT, **fields})
+
+
+def assert_error(response: httpx.Response, status: int, code: str, param: str | None) -> None:
+    """An error in OpenAI's shape, whole and with nothing else in it."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json")
+    error = response.json()["error"]
+    assert set(response.json()) == {"error"}
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["message"]
+    assert response.headers["x-request-id"]

@@ -58,7 +58,9 @@ class SimWorker:
 
 
 @asynccontextmanager
-async def sim_worker(config: SimConfig = FAST, revision: str = REVISION) -> AsyncIterator[SimWorker]:
+async def sim_worker(
+    config: SimConfig = FAST, revision: str = REVISION
+) -> AsyncIterator[SimWorker]:
     """Hosts both roles; asserts at the end that the worker holds nothing any more."""
     outcomes: list[tuple[Role, str]] = []
     workload = Workload(lambda role, outcome: outcomes.append((role, outcome)))
@@ -120,7 +122,9 @@ class SessionClient:
         self.answers: dict[int, Answer] = {}
         self._reservations: dict[int, Failure | None] = {}
 
-    async def start(self, sequence_id: int, asked: EngineRequest, kv: KvHandle | None = None) -> None:
+    async def start(
+        self, sequence_id: int, asked: EngineRequest, kv: KvHandle | None = None
+    ) -> None:
         self.answers[sequence_id] = Answer()
         await self._send(start=convert.start_to_proto(sequence_id, asked, kv))
 

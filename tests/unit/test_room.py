@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from decode_svc.room import Room
 
 
-def room(*, reserved: dict[str, int] | None = None, colocated: dict[str, int] | None = None) -> Room:
+def room(
+    *, reserved: dict[str, int] | None = None, colocated: dict[str, int] | None = None
+) -> Room:
     made = Room(100)
     for key, tokens in (reserved or {}).items():
         assert made.reserve(key, tokens)

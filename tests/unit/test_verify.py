@@ -51,7 +51,7 @@ def test_a_sound_handle_gives_its_descriptor() -> None:
 def test_any_difference_of_the_pools_is_refused_and_named(name: str) -> None:
     ours = getattr(FINGERPRINT, name)
     theirs = ours + 1 if isinstance(ours, int) else ours + "x"
-    foreign = replace(HANDLE, fingerprint=replace(FINGERPRINT, **{name: theirs}))
+    foreign = replace(HANDLE, fingerprint=replace(FINGERPRINT, **{name: theirs}))  # type: ignore[arg-type]
     reason, message = refusal(foreign)
     assert reason is ErrorReason.KV_INCOMPATIBLE
     assert message == f"the KV was made with {name} {theirs!r}, not {ours!r}"
@@ -98,7 +98,8 @@ def test_a_handle_is_good_once() -> None:
 def test_a_refused_handle_is_not_used_up() -> None:
     verifier = HandleVerifier(ENGINE)
     refusal(HANDLE, replace(REQUEST, token_ids=(9, 9, 9)), verifier)
-    assert verifier.use(HANDLE, REQUEST, NOW)
+    verifier.use(HANDLE, REQUEST, NOW)
+    assert verifier.remembered == 1
 
 
 def test_used_handles_are_forgotten_when_they_expire() -> None:

@@ -1,4 +1,4 @@
-"""The public gRPC service as a client on a socket sees it."""
+"""Answers of the public gRPC service as a client on a socket sees them."""
 
 from __future__ import annotations
 
@@ -28,49 +28,9 @@ from pdserve.v1.inference_pb2_grpc import (
 from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
 from tests.support.grpc_servers import serve
 
-GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
-CHAT = pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="user", content="Hi")])
+from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, facade, keyed, refused, running, KEY
+
 LOST = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
-
-
-@dataclass(slots=True)
-class GrpcFacade:
-    stub: Any
-    dispatcher: FakeDispatcher
-    observer: FakeObserver
-
-
-async def running(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
-    observer = FakeObserver()
-    dispatcher = FakeDispatcher(observer)
-    gateway = Gateway(GatewayConfig(), keys, dispatcher.models)
-    service = InferenceServicer(dispatcher, gateway, observer)
-    async with (
-        serve((add_InferenceServiceServicer_to_server, service, pb.DESCRIPTOR)) as server,
-        grpc.aio.insecure_channel(server.address) as channel,
-    ):
-        yield GrpcFacade(InferenceServiceStub(channel), dispatcher, observer)
-
-
-@pytest_asyncio.fixture
-async def facade() -> AsyncIterator[GrpcFacade]:
-    async for found in running(KeyRing.open_to_all()):
-        yield found
-
-
-KEY, ENTRY = new_key("acme", may_choose_mode=False)
-
-
-@pytest_asyncio.fixture
-async def keyed() -> AsyncIterator[GrpcFacade]:
-    async for found in running(KeyRing([ENTRY])):
-        yield found
-
-
-async def refused(call: Any) -> tuple[grpc.StatusCode, PdserveError]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
 
 
 async def test_generate(facade: GrpcFacade) -> None:
@@ -207,59 +167,6 @@ async def test_faults_of_ours_are_not_told(facade: GrpcFacade) -> None:
     assert [label for _, label in facade.observer.ends] == ["internal"]
 
 
-def generate(**sampling: Any) -> pb.GenerateRequest:
-    return pb.GenerateRequest(model=MODEL, text="Hi", sampling=gen.SamplingParams(**sampling))
-
-
-@pytest.mark.parametrize(
-    ("request_", "param"),
-    [
-        (pb.GenerateRequest(model=MODEL), "prompt"),
-        (pb.GenerateRequest(model=MODEL, text=""), "prompt"),
-        (pb.GenerateRequest(model=MODEL, token_ids=gen.TokenIds()), "prompt"),
-        (generate(max_tokens=0), "sampling.max_tokens"),
-        (generate(max_tokens=1001), "sampling.max_tokens"),
-        (generate(temperature=2.5), "sampling.temperature"),
-        (generate(temperature=float("nan")), "sampling.temperature"),
-        (generate(top_p=0), "sampling.top_p"),
-        (generate(stop=[""]), "sampling.stop"),
-        (generate(min_tokens=17), "sampling.min_tokens"),
-        (generate(stop_token_ids=[2**32 - 1]), "sampling.stop_token_ids"),
-        (
-            pb.GenerateRequest(
-                model=MODEL, text="Hi", options=pb.RequestOptions(session="x" * 257)
-            ),
-            "options.session",
-        ),
-        (
-            pb.GenerateRequest(model=MODEL, text="Hi", options=pb.RequestOptions(mode=99)),  # type: ignore[arg-type]
-            "options.mode",
-        ),
-        (pb.ChatRequest(model=MODEL), "messages"),
-        (
-            pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="tool", content="x")]),
-            "messages.0.role",
-        ),
-    ],
-)
-async def test_bad_requests(
-    facade: GrpcFacade, request_: pb.GenerateRequest | pb.ChatRequest, param: str
-) -> None:
-    is_chat = isinstance(request_, pb.ChatRequest)
-    method = facade.stub.Chat if is_chat else facade.stub.Generate
-    status, told = await refused(method(request_))
-    assert status is grpc.StatusCode.INVALID_ARGUMENT
-    assert (told.reason, told.param) == (ErrorReason.INVALID_ARGUMENT, param)
-    assert facade.dispatcher.seen == []
-    assert [label for _, label in facade.observer.ends] == ["invalid_argument"]
-
-
-async def test_unknown_model(facade: GrpcFacade) -> None:
-    status, told = await refused(facade.stub.Generate(pb.GenerateRequest(model="x", text="Hi")))
-    assert status is grpc.StatusCode.NOT_FOUND
-    assert told.reason is ErrorReason.MODEL_NOT_FOUND
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_cancels_before_the_first_token(facade: GrpcFacade, stream: bool) -> None:
     facade.dispatcher.script = [asyncio.Event()]
@@ -293,24 +200,3 @@ async def test_deadline_ends_the_call(facade: GrpcFacade) -> None:
 async def test_models(facade: GrpcFacade) -> None:
     response = await facade.stub.ListModels(pb.ListModelsRequest())
     assert response == pb.ListModelsResponse(models=[pb.Model(name=MODEL, context_length=1000)])
-
-
-async def test_keys(keyed: GrpcFacade) -> None:
-    good = (("authorization", f"Bearer {KEY}"),)
-    for metadata in ((), (("authorization", "Bearer pd-wrong"),)):
-        for call in (
-            keyed.stub.Generate(GENERATE, metadata=metadata),
-            keyed.stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
-        ):
-            status, told = await refused(call)
-            assert status is grpc.StatusCode.UNAUTHENTICATED
-            assert told.reason is ErrorReason.UNAUTHENTICATED
-    await keyed.stub.ListModels(pb.ListModelsRequest(), metadata=good)
-    await keyed.stub.Generate(GENERATE, metadata=good)
-    assert keyed.dispatcher.seen[0].spec.tenant == "acme"
-    asking = pb.ChatRequest(
-        model=MODEL, messages=CHAT.messages, options=pb.RequestOptions(mode=gen.MODE_AUTO)
-    )
-    status, told = await refused(keyed.stub.Chat(asking, metadata=good))
-    assert status is grpc.StatusCode.PERMISSION_DENIED
-    assert told.param == "options.mode"

@@ -252,7 +252,9 @@ async def test_a_taken_port_is_told_in_one_line() -> None:
 
 
 async def test_a_foreign_address_is_told_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^cannot listen on 192\.0\.2\.1:0: cannot assign requested address$"):
+    with pytest.raises(
+        ConfigError, match=r"^cannot listen on 192\.0\.2\.1:0: cannot assign requested address$"
+    ):
         GrpcServer(Listen(host="192.0.2.1"))
 
 

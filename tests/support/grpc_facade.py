@@ -1,0 +1,74 @@
+"""The public gRPC service on a real socket, over a scripted dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from coordinator.facade.grpc_service import InferenceServicer
+from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.keys import KeyRing, new_key
+from pdserve.config import GatewayConfig
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.rpc_errors import from_rpc_error
+from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.v1 import generation_pb2 as gen
+from pdserve.v1 import inference_pb2 as pb
+from pdserve.v1.inference_pb2_grpc import (
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
+from tests.support.grpc_servers import serve
+
+GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
+CHAT = pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="user", content="Hi")])
+
+
+@dataclass(slots=True)
+class GrpcFacade:
+    stub: Any
+    dispatcher: FakeDispatcher
+    observer: FakeObserver
+
+
+async def running(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
+    observer = FakeObserver()
+    dispatcher = FakeDispatcher(observer)
+    gateway = Gateway(GatewayConfig(), keys, dispatcher.models)
+    service = InferenceServicer(dispatcher, gateway, observer)
+    async with (
+        serve((add_InferenceServiceServicer_to_server, service, pb.DESCRIPTOR)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        yield GrpcFacade(InferenceServiceStub(channel), dispatcher, observer)
+
+
+@pytest_asyncio.fixture
+async def facade() -> AsyncIterator[GrpcFacade]:
+    async for found in running(KeyRing.open_to_all()):
+        yield found
+
+
+KEY, ENTRY = new_key("acme", may_choose_mode=False)
+
+
+@pytest_asyncio.fixture
+async def keyed() -> AsyncIterator[GrpcFacade]:
+    async for found in running(KeyRing([ENTRY])):
+        yield found
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, PdserveError]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
+
+

@@ -1,0 +1,105 @@
+"""Clients that leave, read slowly, or stay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from coordinator.gateway.keys import KeyRing, new_key
+from pdserve.config import GatewayConfig, ModelConfig
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
+from tests.support.fake_dispatch import MODEL, ROUTE, answer, served
+from tests.support.http_facade import (
+    CHAT,
+    CHAT_PATH,
+    COMPLETION,
+    COMPLETION_PATH,
+    MAX_BODY,
+    HttpFacade,
+    assert_error,
+    chat,
+    http_facade,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def send_and_leave(facade: HttpFacade, body: dict[str, Any], until: asyncio.Event) -> None:
+    """Posts a completion, and drops the connection as soon as `until` is set."""
+    content = json.dumps({**COMPLETION, **body}).encode()
+    _, writer = await asyncio.open_connection(*facade.address.split(":"))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(content) + content
+    )
+    await until.wait()
+    writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_leaves_before_the_first_token(facade: HttpFacade, stream: bool) -> None:
+    facade.dispatcher.script = [asyncio.Event()]
+    await send_and_leave(facade, {"stream": stream}, until=facade.dispatcher.opening)
+    await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
+    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    assert [label for _, label in facade.observer.ends] == ["cancelled"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_leaves_between_tokens(facade: HttpFacade, stream: bool) -> None:
+    facade.dispatcher.script = [Delta("a"), asyncio.Event()]
+    await send_and_leave(facade, {"stream": stream}, until=facade.dispatcher.opening)
+    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    assert facade.dispatcher.streams[0].closed.is_set()
+
+
+async def test_client_leaves_in_its_own_body(facade: HttpFacade) -> None:
+    _, writer = await asyncio.open_connection(*facade.address.split(":"))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 100\r\n\r\n{"
+    )
+    await writer.drain()
+    writer.close()
+    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    assert [label for _, label in facade.observer.ends] == ["cancelled"]
+
+
+async def test_a_slow_reader_holds_its_own_stream_back(facade: HttpFacade) -> None:
+    text = "x" * 65_536
+    facade.dispatcher.script = [Delta(text) for _ in range(2_000)] + answer("end")
+    content = json.dumps({**COMPLETION, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection(*facade.address.split(":"), limit=65_536)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(content) + content
+    )
+    await reader.readline()
+    # Another request is served meanwhile, and most of the slow one's answer is still to come.
+    assert (await facade.client.get("/health/live")).status_code == 200
+    stream = facade.dispatcher.streams[0]
+    assert len(stream.steps) > 1_000
+    writer.close()
+    await asyncio.wait_for(stream.closed.wait(), 1)
+
+
+async def test_connection_is_kept_after_an_answer(facade: HttpFacade) -> None:
+    reader, writer = await asyncio.open_connection(*facade.address.split(":"))
+    content = json.dumps(COMPLETION).encode()
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(content) + content
+    )
+    for _ in range(3):
+        writer.write(request)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b'"cached_tokens":0}}}')
+    writer.close()
+    assert [label for _, label in facade.observer.ends] == ["ok"] * 3

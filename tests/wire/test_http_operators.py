@@ -1,0 +1,114 @@
+"""Models, health, metrics, and who may see what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from coordinator.gateway.keys import KeyRing, new_key
+from pdserve.config import GatewayConfig, ModelConfig
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
+from tests.support.fake_dispatch import MODEL, ROUTE, answer, served
+from tests.support.http_facade import (
+    CHAT,
+    CHAT_PATH,
+    COMPLETION,
+    COMPLETION_PATH,
+    MAX_BODY,
+    HttpFacade,
+    assert_error,
+    chat,
+    http_facade,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_models(facade: HttpFacade) -> None:
+    listed = (await facade.client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    card = listed["data"][0]
+    assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 1000)
+    assert (await facade.client.get(f"/v1/models/{MODEL}")).json() == card
+
+
+async def test_what_operators_ask(facade: HttpFacade) -> None:
+    assert (await facade.client.get("/health/live")).status_code == 200
+    ready = await facade.client.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (200, facade.ops.state)
+    facade.ops.is_ready = False
+    ready = await facade.client.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (503, facade.ops.state)
+    metrics = await facade.client.get("/metrics")
+    assert metrics.text == "pdserve_requests_total 1\n"
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    assert (await facade.client.get("/version")).json()["version"]
+    assert (await facade.client.get("/fleet")).json() == {"workers": []}
+
+
+async def test_openapi_document_describes_the_bodies(facade: HttpFacade) -> None:
+    document = (await facade.client.get("/openapi.json")).json()
+    post = document["paths"][CHAT_PATH]["post"]
+    reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert reference == "#/components/schemas/ChatCompletionRequest"
+    schemas = document["components"]["schemas"]
+    assert "temperature" in schemas["ChatCompletionRequest"]["properties"]
+    assert "prompt" in schemas["CompletionRequest"]["required"]
+
+
+async def test_keys() -> None:
+    user, user_entry = new_key("acme", may_choose_mode=False)
+    admin, admin_entry = new_key("ops", admin=True)
+    keys = KeyRing([user_entry, admin_entry])
+    async with http_facade(keys=keys) as facade:
+
+        async def ask(method: str, path: str, key: str | None, **more: str) -> httpx.Response:
+            headers = {**more} if key is None else {"authorization": f"Bearer {key}", **more}
+            body = CHAT if method == "POST" else None
+            return await facade.client.request(method, path, json=body, headers=headers)
+
+        for method, path in (
+            ("POST", CHAT_PATH),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/tiny"),
+            ("GET", "/metrics"),
+            ("GET", "/fleet"),
+        ):
+            for key in (None, "pd-wrong"):
+                response = await ask(method, path, key)
+                assert_error(response, 401, "unauthenticated", None)
+                assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/health/live", "/health/ready", "/version"):
+            assert (await ask("GET", path, None)).status_code == 200
+        for path in ("/v1/models", "/metrics"):
+            assert (await ask("GET", path, user)).status_code == 200
+        assert_error(await ask("GET", "/fleet", user), 403, "permission_denied", None)
+        assert (await ask("GET", "/fleet", admin)).status_code == 200
+
+        assert (await ask("POST", CHAT_PATH, user)).status_code == 200
+        seen = facade.dispatcher.seen[0]
+        assert seen.caller.key_id == user_entry.id
+        assert seen.spec.tenant == seen.record.tenant == "acme"
+        forbidden = await ask("POST", CHAT_PATH, user, **{"x-pdserve-mode": "auto"})
+        assert_error(forbidden, 403, "permission_denied", "x-pdserve-mode")
+        allowed = await ask("POST", CHAT_PATH, admin, **{"x-pdserve-mode": "auto"})
+        assert allowed.status_code == 200
+
+
+async def test_a_model_may_forbid_the_choice(facade: HttpFacade) -> None:
+    usual = facade.dispatcher.models
+    facade.dispatcher.models = served(ModelConfig(name=MODEL, mode_override=False))
+    try:
+        response = await facade.client.post(
+            CHAT_PATH, json=CHAT, headers={"x-pdserve-mode": "colocated"}
+        )
+    finally:
+        facade.dispatcher.models = usual
+    assert_error(response, 403, "permission_denied", "x-pdserve-mode")
