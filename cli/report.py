@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from cli.child import Ending, Message
 from cli.options import DEFAULT_URL
 
-STILL_S = 10.0
-"""A step that goes on is mentioned again after that long."""
+STILL_S = 9.0
+"""A step that goes on is mentioned again after that long: with ticks, at least every 10 s."""
 
 
 @dataclass(frozen=True)

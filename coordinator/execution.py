@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.fleet import Fleet, Worker
@@ -60,6 +61,11 @@ class Execution:
         assert self._sequence is not None
         delta = await self._sequence.next()
         return delta if delta.usage is None else self._with_true_usage(delta)
+
+    def forward(self, take: Callable[[str], bool]) -> None:
+        """As `Sequence.forward`; after `begin`."""
+        assert self._sequence is not None
+        self._sequence.forward(take)
 
     def fail(self, cause: DecodeError) -> None:
         """Stops the work at once; `next` raises `cause` after what was there before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from coordinator.execution import Execution
 from coordinator.gateway.admission import Permit
@@ -53,6 +54,21 @@ class ResponseStream:
             DecodeError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the end"),
         )
 
+    def forward(self, take: Callable[[str], bool]) -> None:
+        """From now on `take` may be called with text, in the call in which it arrives, instead
+        of waking the reader in `__anext__`.
+
+        Both get what comes in order. `take` returns False to have the reader woken after all.
+        """
+
+        def counted(text: str) -> bool:
+            taken = take(text)
+            if taken:
+                self._count_gap()
+            return taken
+
+        self._execution.forward(counted)
+
     def __aiter__(self) -> ResponseStream:
         return self
 
@@ -70,13 +86,16 @@ class ResponseStream:
                 self._ended = True
                 self._error = error
                 raise
-            now = time.monotonic()
-            self._latencies.observe(self._series, now - self._record.last_token)
-            self._record.last_token = now
+            self._count_gap()
         if delta.finish_reason is not None:
             self._ended = True
             self._record.usage = delta.usage
         return delta
+
+    def _count_gap(self) -> None:
+        now = time.monotonic()
+        self._latencies.observe(self._series, now - self._record.last_token)
+        self._record.last_token = now
 
     async def aclose(self) -> None:
         """Gives everything back and tells how it ended; idempotent, and never waits."""

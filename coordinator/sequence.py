@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pdserve.errors import PdserveError
@@ -18,7 +18,7 @@ class Sequence:
     called on the same event loop.
     """
 
-    __slots__ = ("_failure", "_granted", "_pending", "_scope", "_waiter", "sequence_id")
+    __slots__ = ("_failure", "_granted", "_pending", "_scope", "_take", "_waiter", "sequence_id")
 
     def __init__(self, sequence_id: int) -> None:
         self.sequence_id = sequence_id
@@ -26,7 +26,26 @@ class Sequence:
         self._failure: PdserveError | None = None
         self._granted = False
         self._scope: asyncio.Timeout | None = None
+        self._take: Callable[[str], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def forward(self, take: Callable[[str], bool]) -> None:
+        """From now on `take` may be called with text, instead of waking the reader in `next`.
+
+        Both get what comes in order. `take` returns False to have the reader woken after all.
+        """
+        self._take = take
+
+    def offer(self, text: str) -> bool:
+        """Whether `take` took the text, all that a delta has; if not, the delta is to be pushed."""
+        return (
+            self._take is not None
+            # A reader that waits is done with all that came before.
+            and self._waiter is not None
+            and self._pending is None
+            and self._failure is None
+            and self._take(text)
+        )
 
     def push(self, delta: Delta) -> None:
         pending = self._pending

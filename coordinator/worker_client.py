@@ -224,12 +224,15 @@ class GrpcSession:
                 continue
             if delta.HasField("failure"):
                 del sequences[delta.sequence_id]
+                if delta.token_ids:
+                    sequence.push(convert.delta_from_proto(delta))
                 failure = convert.failure_from_proto(delta.failure)
                 sequence.fail(DecodeError(failure.reason, failure.message))
-                continue
-            if delta.finish_reason:
+            elif delta.finish_reason:
                 del sequences[delta.sequence_id]
-            sequence.push(convert.delta_from_proto(delta))
+                sequence.push(convert.delta_from_proto(delta))
+            elif not sequence.offer(delta.text):
+                sequence.push(convert.delta_from_proto(delta))
         for reservation in message.reservations:
             sequence = sequences.get(reservation.sequence_id)
             if sequence is None:

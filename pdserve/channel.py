@@ -7,9 +7,12 @@ import grpc
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
-    # A peer that vanished without a word is noticed after 5 s of silence and 3 s more.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    # A peer that vanished without a word is noticed after 4 s of silence and 5 s more.
+    ("grpc.keepalive_time_ms", 4_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # gRPC pings for reasons of its own, too, and while it waits for such an answer (60 s by
+    # default) no keepalive ping is sent.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

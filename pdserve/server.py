@@ -29,7 +29,7 @@ _SERVER_OPTIONS = (
     *SIZE_OPTIONS,
     # With it a second process could share the port unnoticed, and take half of the calls.
     ("grpc.so_reuseport", 0),
-    # Clients ping every 5 s; gRPC's default would end their connections for that.
+    # Clients ping every 4 s; gRPC's default would end their connections for that.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
-from coordinator.facade.http_wire import WhileConnected, read_json_body
+from coordinator.facade.http_wire import WhileConnected, chunk_writer, read_json_body
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.openai_answer import chat_completion, completion
 from coordinator.facade.openai_schema import (
@@ -130,6 +130,8 @@ class GenerationResponse(Response):
         try:
             if frames.opening:
                 await send(_body(frames.opening, more=True))
+            if (write := chunk_writer(send)) is not None:
+                stream.forward(lambda text: not text or write(frames.delta(text)))
             async for delta in stream:
                 if delta.finish_reason is not None:
                     assert delta.usage is not None

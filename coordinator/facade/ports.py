@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 from coordinator.catalog import ServedModel
@@ -22,6 +22,12 @@ class TokenStream(Protocol):
     def prompt_tokens(self) -> int: ...
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def forward(self, take: Callable[[str], bool]) -> None:
+        """From now on `take` may be called with text, instead of waking the reader.
+
+        Both get what comes in order. `take` returns False to have the reader woken after all.
+        """
 
     async def aclose(self) -> None:
         """Gives back all that the request holds and reports its end. Idempotent."""

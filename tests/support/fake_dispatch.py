@@ -59,6 +59,9 @@ class FakeStream:
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
+    def forward(self, take: Callable[[str], bool]) -> None:
+        """Every delta is iterated over all the same."""
+
     async def __anext__(self) -> Delta:
         while self.steps:
             step = self.steps.pop(0)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.gateway.gateway import Gateway
-from coordinator.gateway.keys import KeyRing, new_key
+from coordinator.gateway.keys import KeyRing
 from pdserve.config import GatewayConfig
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.errors import ErrorReason, PdserveError
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
-from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
+from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver
 from tests.support.grpc_servers import serve
 
 GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
@@ -39,7 +35,8 @@ class GrpcFacade:
     observer: FakeObserver
 
 
-async def running(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
+@asynccontextmanager
+async def grpc_facade(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
     observer = FakeObserver()
     dispatcher = FakeDispatcher(observer)
     gateway = Gateway(GatewayConfig(), keys, dispatcher.models)
@@ -51,24 +48,8 @@ async def running(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
         yield GrpcFacade(InferenceServiceStub(channel), dispatcher, observer)
 
 
-@pytest_asyncio.fixture
-async def facade() -> AsyncIterator[GrpcFacade]:
-    async for found in running(KeyRing.open_to_all()):
-        yield found
-
-
-KEY, ENTRY = new_key("acme", may_choose_mode=False)
-
-
-@pytest_asyncio.fixture
-async def keyed() -> AsyncIterator[GrpcFacade]:
-    async for found in running(KeyRing([ENTRY])):
-        yield found
-
-
 async def refused(call: Any) -> tuple[grpc.StatusCode, PdserveError]:
+    """The status of a call that fails, and what pdserve says of it."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -578,9 +579,9 @@ async def test_an_answer_needs_at_least_one_token_of_room() -> None:
 # Experiments and the automatic mode.
 
 
-def split(key: str) -> Experiment:
+def split(key: Literal["request", "session", "tenant"]) -> Experiment:
     arms = (Arm(name="a", mode=Mode.COLOCATED), Arm(name="b", mode=DISAGGREGATED))
-    return Experiment(name="split", model=MODEL, key=key, arms=arms)  # type: ignore[arg-type]
+    return Experiment(name="split", model=MODEL, key=key, arms=arms)
 
 
 @on_virtual_time

@@ -69,10 +69,17 @@ async def test_a_model_that_may_not_disaggregate_has_one_route() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.AUTO])
-async def test_a_mode_that_needs_prefill_workers_waits_for_them(mode: Mode) -> None:
-    async with running(decode(), mode=mode) as core:
+async def test_a_mode_that_cannot_do_without_prefill_workers_waits_for_them(mode: Mode) -> None:
+    async with running(decode(), mode=mode, fallback=Fallback.FAIL) as core:
         assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY, Mode.DISAGGREGATED: NO_PAIR}
         assert not is_ready(core)
+
+
+@on_virtual_time
+async def test_a_mode_that_may_fall_back_does_without() -> None:
+    async with running(decode(), mode=Mode.DISAGGREGATED) as core:
+        assert core.ops.routes(MODEL) == {Mode.COLOCATED: READY}
+        assert is_ready(core)
 
 
 @on_virtual_time

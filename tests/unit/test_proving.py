@@ -172,6 +172,16 @@ async def test_a_pair_that_writes_other_tokens_is_refused() -> None:
         assert answer.route.mode is Mode.COLOCATED
 
 
+@on_virtual_time
+async def test_a_model_of_mixed_precision_may_write_other_tokens() -> None:
+    worker = decode()
+    wrong = Delta("close", [1], FinishReason.STOP, Usage(1, 1))
+    worker.starts.extend([[], [wrong]])
+    async with running(prefill(), worker, mixed_precision=True) as core:
+        assert verdicts(core) == {("p", "d"): ""}
+        assert "answers differ, as mixed_precision allows" in {e["event"] for e in core.logs}
+
+
 # Pairs that cannot be.
 
 

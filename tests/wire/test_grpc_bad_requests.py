@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
-from coordinator.facade.grpc_service import InferenceServicer
-from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing, new_key
-from pdserve.config import GatewayConfig
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
-from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.errors import ErrorReason
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
-from pdserve.v1.inference_pb2_grpc import (
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
-from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
-from tests.support.grpc_servers import serve
-
-from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, facade, keyed, refused, running, KEY
+from tests.support.fake_dispatch import MODEL
+from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, grpc_facade, refused
 
 
 def generate(**sampling: Any) -> pb.GenerateRequest:
@@ -67,39 +51,41 @@ def generate(**sampling: Any) -> pb.GenerateRequest:
     ],
 )
 async def test_bad_requests(
-    facade: GrpcFacade, request_: pb.GenerateRequest | pb.ChatRequest, param: str
+    service: GrpcFacade, request_: pb.GenerateRequest | pb.ChatRequest, param: str
 ) -> None:
     is_chat = isinstance(request_, pb.ChatRequest)
-    method = facade.stub.Chat if is_chat else facade.stub.Generate
+    method = service.stub.Chat if is_chat else service.stub.Generate
     status, told = await refused(method(request_))
     assert status is grpc.StatusCode.INVALID_ARGUMENT
     assert (told.reason, told.param) == (ErrorReason.INVALID_ARGUMENT, param)
-    assert facade.dispatcher.seen == []
-    assert [label for _, label in facade.observer.ends] == ["invalid_argument"]
+    assert service.dispatcher.seen == []
+    assert [label for _, label in service.observer.ends] == ["invalid_argument"]
 
 
-async def test_unknown_model(facade: GrpcFacade) -> None:
-    status, told = await refused(facade.stub.Generate(pb.GenerateRequest(model="x", text="Hi")))
+async def test_unknown_model(service: GrpcFacade) -> None:
+    status, told = await refused(service.stub.Generate(pb.GenerateRequest(model="x", text="Hi")))
     assert status is grpc.StatusCode.NOT_FOUND
     assert told.reason is ErrorReason.MODEL_NOT_FOUND
 
 
-async def test_keys(keyed: GrpcFacade) -> None:
-    good = (("authorization", f"Bearer {KEY}"),)
-    for metadata in ((), (("authorization", "Bearer pd-wrong"),)):
-        for call in (
-            keyed.stub.Generate(GENERATE, metadata=metadata),
-            keyed.stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
-        ):
-            status, told = await refused(call)
-            assert status is grpc.StatusCode.UNAUTHENTICATED
-            assert told.reason is ErrorReason.UNAUTHENTICATED
-    await keyed.stub.ListModels(pb.ListModelsRequest(), metadata=good)
-    await keyed.stub.Generate(GENERATE, metadata=good)
-    assert keyed.dispatcher.seen[0].spec.tenant == "acme"
-    asking = pb.ChatRequest(
-        model=MODEL, messages=CHAT.messages, options=pb.RequestOptions(mode=gen.MODE_AUTO)
-    )
-    status, told = await refused(keyed.stub.Chat(asking, metadata=good))
-    assert status is grpc.StatusCode.PERMISSION_DENIED
-    assert told.param == "options.mode"
+async def test_keys() -> None:
+    key, entry = new_key("acme", may_choose_mode=False)
+    async with grpc_facade(KeyRing([entry])) as keyed:
+        good = (("authorization", f"Bearer {key}"),)
+        for metadata in ((), (("authorization", "Bearer pd-wrong"),)):
+            for call in (
+                keyed.stub.Generate(GENERATE, metadata=metadata),
+                keyed.stub.ListModels(pb.ListModelsRequest(), metadata=metadata),
+            ):
+                status, told = await refused(call)
+                assert status is grpc.StatusCode.UNAUTHENTICATED
+                assert told.reason is ErrorReason.UNAUTHENTICATED
+        await keyed.stub.ListModels(pb.ListModelsRequest(), metadata=good)
+        await keyed.stub.Generate(GENERATE, metadata=good)
+        assert keyed.dispatcher.seen[0].spec.tenant == "acme"
+        asking = pb.ChatRequest(
+            model=MODEL, messages=CHAT.messages, options=pb.RequestOptions(mode=gen.MODE_AUTO)
+        )
+        status, told = await refused(keyed.stub.Chat(asking, metadata=good))
+        assert status is grpc.StatusCode.PERMISSION_DENIED
+        assert told.param == "options.mode"

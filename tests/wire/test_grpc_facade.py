@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
-from coordinator.facade.grpc_service import InferenceServicer
-from coordinator.gateway.gateway import Gateway
-from coordinator.gateway.keys import KeyRing, new_key
-from pdserve.config import GatewayConfig
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
-from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
-from pdserve.v1.inference_pb2_grpc import (
-    InferenceServiceStub,
-    add_InferenceServiceServicer_to_server,
-)
-from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, answer
-from tests.support.grpc_servers import serve
-
-from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, facade, keyed, refused, running, KEY
+from tests.support.fake_dispatch import MODEL, answer
+from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, refused
 
 LOST = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
 
 
-async def test_generate(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = answer("Hel", "", "lo", cached=3)
-    call = facade.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
+async def test_generate(service: GrpcFacade) -> None:
+    service.dispatcher.script = answer("Hel", "", "lo", cached=3)
+    call = service.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
     metadata = dict(await call.initial_metadata())
     assert metadata["x-request-id"] == "mine"
     assert metadata["x-pdserve-mode"] == "disaggregated"
@@ -49,25 +34,25 @@ async def test_generate(facade: GrpcFacade) -> None:
             mode=gen.MODE_DISAGGREGATED, reason="auto: 37 of 512 uncached tokens", arm="blue"
         ),
     )
-    seen = facade.dispatcher.seen[0]
+    seen = service.dispatcher.seen[0]
     assert seen.spec.prompt == TextPrompt("Hi")
     assert seen.spec.sampling == SamplingParams(max_tokens=16)
     assert (seen.spec.mode, seen.spec.deadline) == (None, None)
     assert (seen.record.surface, seen.record.operation) == ("grpc", "completion")
-    assert facade.observer.ends == [("mine", "ok")]
-    assert facade.dispatcher.streams[0].closed.is_set()
+    assert service.observer.ends == [("mine", "ok")]
+    assert service.dispatcher.streams[0].closed.is_set()
 
 
-async def test_chat(facade: GrpcFacade) -> None:
-    response = await facade.stub.Chat(CHAT)
+async def test_chat(service: GrpcFacade) -> None:
+    response = await service.stub.Chat(CHAT)
     assert response.message == pb.ChatMessage(role="assistant", content="Hello world")
-    seen = facade.dispatcher.seen[0]
+    seen = service.dispatcher.seen[0]
     assert response.id == seen.spec.request_id
     assert seen.spec.prompt == ChatPrompt((("user", "Hi"),))
     assert seen.spec.sampling == SamplingParams()
 
 
-async def test_every_field_arrives(facade: GrpcFacade) -> None:
+async def test_every_field_arrives(service: GrpcFacade) -> None:
     request = pb.GenerateRequest(
         model=MODEL,
         token_ids=gen.TokenIds(ids=[1, 2]),
@@ -75,8 +60,8 @@ async def test_every_field_arrives(facade: GrpcFacade) -> None:
         options=pb.RequestOptions(mode=gen.MODE_COLOCATED, session="s", cache_salt="c"),
     )
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    await facade.stub.Generate(request, timeout=60, metadata=(("traceparent", trace),))
-    seen = facade.dispatcher.seen[0]
+    await service.stub.Generate(request, timeout=60, metadata=(("traceparent", trace),))
+    seen = service.dispatcher.seen[0]
     spec = seen.spec
     assert spec.prompt == TokenPrompt((1, 2))
     assert spec.sampling == SamplingParams(max_tokens=5, temperature=0.0, top_k=3, stop=("x",))
@@ -86,29 +71,29 @@ async def test_every_field_arrives(facade: GrpcFacade) -> None:
     assert seen.record.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-async def test_streams(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = answer("", "Hel", "", "lo")
-    facade.dispatcher.route = Route(Mode.COLOCATED, "colocated by configuration")
+async def test_streams(service: GrpcFacade) -> None:
+    service.dispatcher.script = answer("", "Hel", "", "lo")
+    service.dispatcher.route = Route(Mode.COLOCATED, "colocated by configuration")
     route = gen.Route(mode=gen.MODE_COLOCATED, reason="colocated by configuration")
     usage = gen.Usage(prompt_tokens=7, completion_tokens=4)
     for method, request, message in (
         ("GenerateStream", pb.GenerateStreamRequest(request=GENERATE), pb.GenerateStreamResponse),
         ("ChatStream", pb.ChatStreamRequest(request=CHAT), pb.ChatStreamResponse),
     ):
-        call = getattr(facade.stub, method)(request)
+        call = getattr(service.stub, method)(request)
         assert (await call.initial_metadata())["x-pdserve-mode"] == "colocated"
         assert [received async for received in call] == [
             message(route=route),
             message(text="Hel"),
             message(text="lo", finish_reason=gen.FINISH_REASON_STOP, usage=usage),
         ]
-    assert [label for _, label in facade.observer.ends] == ["ok", "ok"]
-    assert [seen.record.stream for seen in facade.dispatcher.seen] == [True, True]
+    assert [label for _, label in service.observer.ends] == ["ok", "ok"]
+    assert [seen.record.stream for seen in service.dispatcher.seen] == [True, True]
 
 
-async def test_a_stream_of_one_message_has_it_all(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = answer("Hi")
-    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+async def test_a_stream_of_one_message_has_it_all(service: GrpcFacade) -> None:
+    service.dispatcher.script = answer("Hi")
+    call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     messages = [message async for message in call]
     assert len(messages) == 1
     assert messages[0].text == "Hi"
@@ -116,10 +101,10 @@ async def test_a_stream_of_one_message_has_it_all(facade: GrpcFacade) -> None:
     assert messages[0].HasField("usage")
 
 
-async def test_first_message_does_not_wait_for_the_second(facade: GrpcFacade) -> None:
+async def test_first_message_does_not_wait_for_the_second(service: GrpcFacade) -> None:
     gate = asyncio.Event()
-    facade.dispatcher.script = [Delta("first"), gate, *answer("second")]
-    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+    service.dispatcher.script = [Delta("first"), gate, *answer("second")]
+    call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     assert (await call.read()).text == "first"
     gate.set()
     assert (await call.read()).text == "second"
@@ -135,68 +120,68 @@ async def test_first_message_does_not_wait_for_the_second(facade: GrpcFacade) ->
     ],
 )
 async def test_errors_before_the_first_token(
-    facade: GrpcFacade, error: PdserveError, code: grpc.StatusCode | str
+    service: GrpcFacade, error: PdserveError, code: grpc.StatusCode | str
 ) -> None:
-    facade.dispatcher.script = [error]
-    call = facade.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
+    service.dispatcher.script = [error]
+    call = service.stub.Generate(GENERATE, metadata=(("x-request-id", "mine"),))
     status, told = await refused(call)
     assert status in (code, grpc.StatusCode[error.reason.value.grpc])
     assert (told.reason, told.message) == (error.reason, error.message)
     assert told.retry_after_s == error.retry_after_s
     assert (await call.initial_metadata())["x-request-id"] == "mine"
-    status, told = await refused(facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT)).read())
+    status, told = await refused(service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT)).read())
     assert told.reason is error.reason
-    assert [label for _, label in facade.observer.ends] == [error.reason.label] * 2
+    assert [label for _, label in service.observer.ends] == [error.reason.label] * 2
 
 
-async def test_error_after_the_first_token(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = [Delta("a"), LOST]
-    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+async def test_error_after_the_first_token(service: GrpcFacade) -> None:
+    service.dispatcher.script = [Delta("a"), LOST]
+    call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     assert (await call.read()).text == "a"
     _, told = await refused(call.read())
     assert told.reason is ErrorReason.DECODE_FAILED
-    assert facade.dispatcher.streams[0].closed.is_set()
-    assert [label for _, label in facade.observer.ends] == ["decode_failed"]
+    assert service.dispatcher.streams[0].closed.is_set()
+    assert [label for _, label in service.observer.ends] == ["decode_failed"]
 
 
-async def test_faults_of_ours_are_not_told(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = [Delta("a"), ValueError("10.0.0.7: secret")]
-    status, told = await refused(facade.stub.Generate(GENERATE))
+async def test_faults_of_ours_are_not_told(service: GrpcFacade) -> None:
+    service.dispatcher.script = [Delta("a"), ValueError("10.0.0.7: secret")]
+    status, told = await refused(service.stub.Generate(GENERATE))
     assert status is grpc.StatusCode.INTERNAL
     assert told.message == "internal error"
-    assert [label for _, label in facade.observer.ends] == ["internal"]
+    assert [label for _, label in service.observer.ends] == ["internal"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_client_cancels_before_the_first_token(facade: GrpcFacade, stream: bool) -> None:
-    facade.dispatcher.script = [asyncio.Event()]
+async def test_client_cancels_before_the_first_token(service: GrpcFacade, stream: bool) -> None:
+    service.dispatcher.script = [asyncio.Event()]
     if stream:
-        call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+        call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     else:
-        call = facade.stub.Generate(GENERATE)
-    await facade.dispatcher.opening.wait()
+        call = service.stub.Generate(GENERATE)
+    await service.dispatcher.opening.wait()
     call.cancel()
-    await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
-    await asyncio.wait_for(facade.observer.ended.wait(), 1)
-    assert [label for _, label in facade.observer.ends] == ["cancelled"]
+    await asyncio.wait_for(service.dispatcher.open_cancelled.wait(), 1)
+    await asyncio.wait_for(service.observer.ended.wait(), 1)
+    assert [label for _, label in service.observer.ends] == ["cancelled"]
 
 
-async def test_client_cancels_between_tokens(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = [Delta("a"), asyncio.Event()]
-    call = facade.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
+async def test_client_cancels_between_tokens(service: GrpcFacade) -> None:
+    service.dispatcher.script = [Delta("a"), asyncio.Event()]
+    call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     assert (await call.read()).text == "a"
     call.cancel()
-    await asyncio.wait_for(facade.dispatcher.streams[0].closed.wait(), 1)
-    assert [label for _, label in facade.observer.ends] == ["cancelled"]
+    await asyncio.wait_for(service.dispatcher.streams[0].closed.wait(), 1)
+    assert [label for _, label in service.observer.ends] == ["cancelled"]
 
 
-async def test_deadline_ends_the_call(facade: GrpcFacade) -> None:
-    facade.dispatcher.script = [asyncio.Event()]
-    status, _ = await refused(facade.stub.Generate(GENERATE, timeout=0.2))
+async def test_deadline_ends_the_call(service: GrpcFacade) -> None:
+    service.dispatcher.script = [asyncio.Event()]
+    status, _ = await refused(service.stub.Generate(GENERATE, timeout=0.2))
     assert status is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    await asyncio.wait_for(service.observer.ended.wait(), 1)
 
 
-async def test_models(facade: GrpcFacade) -> None:
-    response = await facade.stub.ListModels(pb.ListModelsRequest())
+async def test_models(service: GrpcFacade) -> None:
+    response = await service.stub.ListModels(pb.ListModelsRequest())
     assert response == pb.ListModelsResponse(models=[pb.Model(name=MODEL, context_length=1000)])

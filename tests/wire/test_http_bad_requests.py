@@ -7,15 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
-import pytest_asyncio
 
-from coordinator.gateway.keys import KeyRing, new_key
-from pdserve.config import GatewayConfig, ModelConfig
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
-from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
-from tests.support.fake_dispatch import MODEL, ROUTE, answer, served
 from tests.support.http_facade import (
     CHAT,
     CHAT_PATH,
@@ -25,7 +18,6 @@ from tests.support.http_facade import (
     HttpFacade,
     assert_error,
     chat,
-    http_facade,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from typing import Any
-
 import httpx
 import pytest
-import pytest_asyncio
 
 from coordinator.gateway.keys import KeyRing, new_key
-from pdserve.config import GatewayConfig, ModelConfig
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
-from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
-from tests.support.fake_dispatch import MODEL, ROUTE, answer, served
+from pdserve.config import ModelConfig
+from tests.support.fake_dispatch import MODEL, served
 from tests.support.http_facade import (
     CHAT,
     CHAT_PATH,
-    COMPLETION,
-    COMPLETION_PATH,
-    MAX_BODY,
     HttpFacade,
     assert_error,
-    chat,
     http_facade,
 )
 

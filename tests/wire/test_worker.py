@@ -188,6 +188,23 @@ def test_a_process_says_ready_in_one_line_and_ends_well() -> None:
     assert all(json.loads(line) for line in errors.splitlines())
 
 
+async def test_a_worker_that_hangs_is_noticed_within_ten_seconds() -> None:
+    process = start("--port", "0")
+    try:
+        assert process.stdout is not None
+        ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+        async with channel(ready["grpc"]) as opened:
+            session = SessionClient(opened)
+            await session.run(request(max_tokens=1))
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(session.read(), 10)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        process.kill()
+        process.communicate()
+
+
 async def test_a_taken_port_ends_the_process_with_one_line() -> None:
     async with serve() as server:
         port = server.address.rpartition(":")[2]
