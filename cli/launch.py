@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cli
 from cli import plan, ports
 from cli.child import ChildFailedError, ChildSpec, Message
 from cli.failure import CliError
@@ -47,7 +46,7 @@ def up(options: UpOptions, reporter: Reporter) -> None:
     What can be checked is checked before anything is started: ConfigError, ModelError.
     """
     model = plan.the_model(options.settings, options.model, options.pools)
-    if model.path is not None or not _is_fetched_by_name(model):
+    if model.tokenizer == "model" and (model.path or model.name != models.DEFAULT_MODEL):
         model = _with_folder(model, models.resolve(model.path or model.name, lambda _: None))
     settings = _checked(options.settings)
     log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="pdserve-"))
@@ -56,7 +55,7 @@ def up(options: UpOptions, reporter: Reporter) -> None:
     async def run() -> None:
         supervisor = Supervisor(reporter, log_dir)
         try:
-            await _serve(_System(settings, options.pools, supervisor, reporter), model)
+            await _serve(System(settings, options.pools, supervisor, reporter), model)
         finally:
             supervisor.close()
 
@@ -69,7 +68,7 @@ def up(options: UpOptions, reporter: Reporter) -> None:
     reporter.stopped()
 
 
-class _System:
+class System:
     """The processes, and the order in which they come and go."""
 
     def __init__(
@@ -88,7 +87,7 @@ class _System:
         cores = plan.share_cores(available, len(workers), self._pools.cores)
         async with asyncio.TaskGroup() as group:
             starts = [
-                group.create_task(self._start_worker(worker, model, plan.core_list(own)))
+                group.create_task(self.start_worker(worker, model, plan.core_list(own)))
                 for worker, own in zip(workers, cores, strict=True)
             ]
         ready = {name: start.result() for (name, _), start in zip(workers, starts, strict=True)}
@@ -107,12 +106,12 @@ class _System:
         self.reporter.step("model", f"looking for the model {model.name}")
         argv = _argv("model", "fetch", model.name, "--json")
         message = await self.supervisor.run(
-            ChildSpec("model", argv, _env(self._settings), _STOP_MARGIN_S)
+            ChildSpec("model", argv, plan.child_env(self._settings), _STOP_MARGIN_S)
         )
         self.reporter.done("model", f"the model lies in {message['folder']}")
         return _with_folder(model, Path(message["folder"]))
 
-    async def _start_worker(
+    async def start_worker(
         self, worker: tuple[str, Role], model: ModelConfig, cores: str
     ) -> Message:
         name, role = worker
@@ -125,7 +124,7 @@ class _System:
                 self._settings, worker, model, cores, WorkerPorts(*chosen)
             )
             stop_s = settings.worker.drain_s + _STOP_MARGIN_S
-            spec = ChildSpec(name, _argv(role, "--id", name), _env(settings), stop_s)
+            spec = ChildSpec(name, _argv(role, "--id", name), plan.child_env(settings), stop_s)
             try:
                 message = await self.supervisor.start(spec)
                 break
@@ -145,7 +144,7 @@ class _System:
         stop_s = config.drain_s + _STOP_MARGIN_S
         self.reporter.step(COORDINATOR, "starting coordinator, trying each route")
         await self.supervisor.start(
-            ChildSpec(COORDINATOR, _argv(COORDINATOR), _env(settings), stop_s)
+            ChildSpec(COORDINATOR, _argv(COORDINATOR), plan.child_env(settings), stop_s)
         )
         self.reporter.done(COORDINATOR, "coordinator is ready")
         http = _reachable(config.http)
@@ -160,7 +159,7 @@ class _System:
         )
 
 
-async def _serve(system: _System, model: ModelConfig) -> None:
+async def _serve(system: System, model: ModelConfig) -> None:
     """From the first start to the last end. The first signal asks, the second one kills."""
     asked = asyncio.Event()
 
@@ -225,10 +224,6 @@ def _checked(settings: Settings) -> Settings:
     return settings.model_copy(update={"coordinator": config})
 
 
-def _is_fetched_by_name(model: ModelConfig) -> bool:
-    return model.tokenizer == "bytes" or model.name == models.DEFAULT_MODEL
-
-
 def _with_folder(model: ModelConfig, folder: Path) -> ModelConfig:
     return model.model_copy(update={"path": str(folder)})
 
@@ -241,10 +236,3 @@ def _argv(verb: str, *flags: str) -> tuple[str, ...]:
     # -P: a folder called cli where the user stands must not be taken for this one.
     parent = ("--parent", str(os.getpid()))
     return (sys.executable, "-P", "-m", "cli.main", verb, *flags, *parent)
-
-
-def _env(settings: Settings) -> dict[str, str]:
-    env = plan.child_env(settings)
-    root = str(Path(cli.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
-    return env

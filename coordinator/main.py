@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -85,6 +86,9 @@ async def _serve(
             await http.listening.wait()
             await grpc.set_serving(True)
             _emit("listening", http=http.address, grpc=grpc.address)
+            # What is there now stays: to look through it for garbage would hold up all streams.
+            gc.collect()
+            gc.freeze()
             await signals.asked.wait()
             log.info("draining", seconds=config.drain_s)
             http.should_exit = True

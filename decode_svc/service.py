@@ -42,9 +42,9 @@ class DecodeService(DecodeServiceServicer):
             if obeying.done():
                 obeying.result()
         finally:
+            # Awaits nothing: a stopping server cancels a call that is being cancelled again.
             obeying.cancel()
-            await asyncio.gather(obeying, return_exceptions=True)
-            await session.close()
+            session.close()
             self._sessions.discard(session)
 
     def finish(self) -> None:

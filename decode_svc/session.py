@@ -71,16 +71,16 @@ class Session:
         self._finishing = True
         self._close_if_done()
 
-    async def close(self) -> None:
-        """Aborts every sequence and drops every reservation; idempotent."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
+    def close(self) -> None:
+        """Aborts every sequence and drops every reservation; idempotent.
+
+        What a sequence holds is given back as its task ends, within the running engine step.
+        """
+        for task in self._tasks.values():
             task.cancel()
         for sequence_id in self._reserved:
             self._shared.room.release(self._key(sequence_id))
         self._reserved.clear()
-        if tasks:
-            await asyncio.wait(tasks)
         self._shared.report_room()
 
     def _key(self, sequence_id: int) -> tuple[int, int]:

@@ -140,8 +140,8 @@ def _guard_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., A
 
 
 def _told(error: Exception, method: str) -> PdserveError:
-    """The error to tell the client. Re-raises gRPC's own, with which a handler ended the call."""
-    if isinstance(error, grpc.aio.AbortError):
+    """The error to tell the client. Re-raises gRPC's own: an abort, or a server that stopped."""
+    if isinstance(error, grpc.aio.BaseError):
         raise error
     if isinstance(error, PdserveError):
         return error

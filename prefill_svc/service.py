@@ -17,7 +17,7 @@ from pdserve.v1 import prefill_pb2
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceServicer
 from pdserve.worker_service import WorkerIdentity
 from pdserve.workload import Workload
-from prefill_svc.leases import LeaseTable
+from prefill_svc.leases import Lease, LeaseTable
 
 _log = structlog.get_logger(__name__)
 
@@ -63,17 +63,20 @@ class PrefillService(PrefillServiceServicer):
             finally:
                 if not told:
                     # Nobody knows of the handle, so nobody would release it.
-                    await self._end(handle.handle_id)
+                    self._end(handle.handle_id)
 
     async def Release(
         self, request: prefill_pb2.ReleaseRequest, context: Context
     ) -> prefill_pb2.ReleaseResponse:
-        return prefill_pb2.ReleaseResponse(was_open=await self._end(request.handle_id))
+        release = self._end(request.handle_id)
+        if release is not None:
+            await asyncio.shield(release)
+        return prefill_pb2.ReleaseResponse(was_open=release is not None)
 
     async def close(self) -> None:
         """Ends every lease; nothing can be fetched any more."""
         for lease in self._leases.expire(float("inf")):
-            await self._engine.release(lease.descriptor)
+            self._release(lease)
         self._changed()
         if self._releases:
             await asyncio.wait(self._releases)
@@ -117,13 +120,20 @@ class PrefillService(PrefillServiceServicer):
         self._changed()
         return handle
 
-    async def _end(self, handle_id: str) -> bool:
+    def _end(self, handle_id: str) -> asyncio.Task[None] | None:
+        """Ends a lease; the task frees its blocks. None where it is not open."""
         lease = self._leases.release(handle_id)
         if lease is None:
-            return False
+            return None
         self._changed()
-        await self._engine.release(lease.descriptor)
-        return True
+        return self._release(lease)
+
+    def _release(self, lease: Lease) -> asyncio.Task[None]:
+        # A task of its own, which no cancelled call takes along.
+        task = asyncio.create_task(self._engine.release(lease.descriptor))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        return task
 
     def _changed(self) -> None:
         """Reports the open leases and sets the timer for the next one that expires."""
@@ -139,9 +149,7 @@ class PrefillService(PrefillServiceServicer):
         # The loop may call a moment early, by its clock's resolution; then the timer is set anew.
         for lease in self._leases.expire(asyncio.get_running_loop().time()):
             _log.warning("KV lease expired unfetched", handle_id=lease.handle_id)
-            release = asyncio.create_task(self._engine.release(lease.descriptor))
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
+            self._release(lease)
         self._changed()
 
 

@@ -50,9 +50,7 @@ async def _paced(job: Job) -> Outcome:
         running = []
         for _ in range(job.streams):
             reader = await stack.enter_async_context(_through_router(job))
-            running.append(
-                tasks.create_task(reader.answer(PACED, max_tokens, Tally(window)))
-            )
+            running.append(tasks.create_task(reader.answer(PACED, max_tokens, Tally(window))))
             await asyncio.sleep(timing.ramp_s / job.streams)
         await asyncio.sleep(timing.warmup_s)
         rate = await _measure(job, (window, direct_window))

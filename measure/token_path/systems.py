@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from measure.token_path.answers import HttpReader, Tally
 from measure.token_path.jobs import PACED, QUICK, STEP_S, Cores, Source, Target
@@ -93,17 +92,26 @@ async def _pdserve_process(verb: str, core: int, settings: Settings) -> AsyncIte
 
 @asynccontextmanager
 async def _vllm_router(cores: Cores) -> AsyncIterator[Target]:
-    async with _fake(cores.others) as fake:
-        async with _router_process(cores.router, "--worker-urls", f"http://{fake}") as target:
-            yield target(fake)
+    async with (
+        _fake(cores.others) as fake,
+        _router_process(cores.router, "--worker-urls", f"http://{fake}") as target,
+    ):
+        yield target(fake)
 
 
 @asynccontextmanager
 async def _vllm_router_pd(cores: Cores) -> AsyncIterator[Target]:
-    async with _fake(cores.others) as prefill, _fake(cores.others) as decode:
-        modes = ("--vllm-pd-disaggregation", "--prefill", f"http://{prefill}", "--decode")
-        async with _router_process(cores.router, *modes, f"http://{decode}") as target:
-            yield target(decode)
+    async with (
+        _fake(cores.others) as prefill,
+        _fake(cores.others) as decode,
+        _router_process(
+            cores.router,
+            "--vllm-pd-disaggregation",
+            *("--prefill", f"http://{prefill}"),
+            *("--decode", f"http://{decode}"),
+        ) as target,
+    ):
+        yield target(decode)
 
 
 @asynccontextmanager

@@ -6,9 +6,13 @@ it in the front end, in `VLLM::EngineCore` and in each `VLLM::Worker`.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import multiprocessing
 import os
+import sys
+import traceback
 from pathlib import Path
 
 from pdserve.process import die_with_parent
@@ -30,8 +34,15 @@ def register() -> None:
     if folder is None or parent is None or parent.pid is None:
         return
     die_with_parent(parent.pid)
+    # Python's last garbage collection takes seconds over vLLM's heap, and frees what the kernel
+    # frees anyway: with it `VllmEngine.close` has to kill.
+    atexit.register(gc.freeze)
+    logger = logging.getLogger("vllm")
     # First, so that it sees a record before the handler that prints it.
-    logging.getLogger("vllm").handlers.insert(0, FaultRecorder(Path(folder) / FAULTS_FILE))
+    logger.handlers.insert(0, FaultRecorder(Path(folder) / FAULTS_FILE))
+    if not logger.isEnabledFor(logging.DEBUG):
+        # What `multiprocessing` calls when a process ends by an exception.
+        traceback.print_exc = _print_line
 
 
 class FaultRecorder(logging.Handler):
@@ -56,6 +67,12 @@ class FaultRecorder(logging.Handler):
             record.msg = f"{record.getMessage()} ({line})"
             record.args = None
             record.exc_info = None
+
+
+def _print_line(*_: object, **__: object) -> None:
+    error = sys.exc_info()[1]
+    if error is not None:
+        sys.stderr.write(one_line(error) + "\n")
 
 
 def one_line(error: BaseException) -> str:

@@ -6,7 +6,6 @@ This module, its siblings `vllm_*`, `child` and `kv` alone know vLLM (0.32).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -104,9 +103,7 @@ class VllmEngine:
         outputs = self._outputs(request, sampling, name)
         try:
             async with aclosing(outputs):
-                async for output in _translated(
-                    outputs, PrefillError, ErrorReason.PREFILL_FAILED
-                ):
+                async for output in _translated(outputs, PrefillError, ErrorReason.PREFILL_FAILED):
                     _check_finish(
                         output.outputs[0].finish_reason, PrefillError, ErrorReason.PREFILL_FAILED
                     )

@@ -124,6 +124,10 @@ def _parse_cores(text: str) -> set[int]:
 
 
 def _check_port(host: str, port: int) -> None:
+    if host in ("", "0.0.0.0", "::"):
+        raise ConfigError(
+            f"side channel host {host!r} names no machine: give the address of this one"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +155,12 @@ def set_environment(config: VllmEngineConfig, folder: Path) -> None:
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
     if config.log_level.upper() != "DEBUG":
-        defaults |= {"UCX_LOG_LEVEL": "fatal", "NIXL_LOG_LEVEL": "ERROR"}
+        defaults |= {
+            "UCX_LOG_LEVEL": "fatal",
+            "NIXL_LOG_LEVEL": "ERROR",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONWARNINGS": "ignore::FutureWarning",
+        }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     os.environ[ENGINE_MARK] = str(folder)
@@ -180,8 +189,6 @@ def engine_args(config: VllmEngineConfig) -> dict[str, Any]:
         "enable_chunked_prefill": True,
         # Requests say all of their sampling; the model's folder must not add to it.
         "generation_config": "vllm",
-        # Statistics go to our own logger; vLLM's gauges cost a step more than they tell.
-        "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
     if config.kv_cache_gib is not None:

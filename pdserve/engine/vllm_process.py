@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import multiprocessing
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
 from pdserve.engine.base import EngineInfo
 from pdserve.engine.child import FAULTS_FILE, one_line
@@ -28,7 +30,7 @@ from pdserve.engine.vllm_stats import StepRecorder, stat_logger_factory
 from pdserve.errors import ConfigError
 from pdserve.types import Fingerprint
 
-_SHUTDOWN_S = 3.0
+_SHUTDOWN_S = 5.0
 """How long the engine's processes get to end by themselves."""
 
 
@@ -45,6 +47,9 @@ class EngineProcess:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-engine")
         self._children: list[psutil.Process] = []
         self._closed = False
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._spawning = False
 
     @property
     def llm(self) -> Any:
@@ -64,12 +69,7 @@ class EngineProcess:
         try:
             self._llm = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread cannot be interrupted, but it gives up when its processes are gone.
-            while not starting.done():
-                _kill(_engine_processes())
-                await asyncio.wait([starting], timeout=0.1)
-            with contextlib.suppress(ConfigError):
-                (await starting).shutdown()
+            await self._give_up(starting)
             raise
         self._children = _engine_processes()
         return _info(self._config, self._llm.vllm_config)
@@ -89,6 +89,18 @@ class EngineProcess:
         self._thread.shutdown(wait=False)
         self._folder.cleanup()
 
+    async def _give_up(self, starting: asyncio.Future[Any]) -> None:
+        """Makes a start that is under way leave no process; its thread cannot be interrupted."""
+        with self._lock:
+            self._given_up = True
+            if not self._spawning:
+                return  # it will see the flag before it starts one
+        while not starting.done():
+            _kill(_engine_processes())
+            await asyncio.wait([starting], timeout=0.1)
+        with contextlib.suppress(ConfigError):
+            starting.result().shutdown()
+
     def _build(self) -> Any:
         """Imports vLLM and starts it; takes from seconds to minutes."""
         try:
@@ -103,22 +115,44 @@ class EngineProcess:
             args = engine_args(self._config)
             if isinstance(transfer := args.get("kv_transfer_config"), dict):
                 args["kv_transfer_config"] = KVTransferConfig(**transfer)
-            return AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**args), stat_loggers=[stat_logger_factory(self._recorder)]
+            vllm_config = AsyncEngineArgs(**args).create_engine_config()
+            with self._lock:
+                if self._given_up:
+                    raise ConfigError("the start was given up")
+                self._spawning = True
+            return _without_finalizer(AsyncLLM).from_vllm_config(
+                vllm_config,
+                stat_loggers=[stat_logger_factory(self._recorder)],
+                # Statistics go to our own logger; vLLM's gauges cost a step more than they tell.
+                disable_log_stats=True,
             )
         except ConfigError:
             raise
         except Exception as error:
             # vLLM has one exception for all that fails in its processes; they wrote down why.
-            raise ConfigError(f"vLLM cannot start: {self._first_fault() or one_line(error)}") from (
-                error
-            )
+            fault = self._first_fault() or _reason(error)
+            raise ConfigError(f"vLLM cannot start: {fault}") from error
 
     def _first_fault(self) -> str | None:
         faults = Path(self._folder.name) / FAULTS_FILE
         if not faults.exists():
             return None
         return next(iter(faults.read_text(encoding="utf-8").splitlines()), None)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        # pydantic's own text goes on about input values and documentation.
+        return " ".join(error.errors()[0]["msg"].split())
+    return one_line(error)
+
+
+def _without_finalizer(async_llm: Any) -> Any:
+    """AsyncLLM but for its `__del__`, which fails noisily when the interpreter ends.
+
+    `EngineProcess.close` does its work; without it the kernel does (`die_with_parent`).
+    """
+    return type("AsyncLLM", (async_llm,), {"__del__": lambda self: None})
 
 
 def _check_plugin() -> None:

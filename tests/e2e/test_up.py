@@ -44,6 +44,24 @@ def test_a_signal_during_the_start_ends_everything(sim: RunningSystem) -> None:
     assert_all_gone(family)
 
 
+def test_a_second_signal_ends_everything_at_once(sim: RunningSystem) -> None:
+    ready = sim.wait_for("ready")
+    family = sim.descendants()
+    body = {"model": ready["model"], "prompt": "hello", "max_tokens": 8000, "ignore_eos": True}
+    url = f"http://{ready['http']}/v1/completions"
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as answer:
+        next(answer.iter_lines())
+        since = len(sim.events)
+        sim.process.send_signal(signal.SIGINT)
+        sim.wait_for("step", name="stop", since=since)
+        # It drains: the answer would go on for minutes.
+        with pytest.raises(subprocess.TimeoutExpired):
+            sim.process.wait(1)
+        sim.process.send_signal(signal.SIGINT)
+        assert sim.process.wait(10) == 0
+    assert_all_gone(family)
+
+
 @pytest.mark.parametrize(
     "engine",
     ["sim", pytest.param("vllm", marks=pytest.mark.vllm)],

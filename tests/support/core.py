@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -160,6 +162,19 @@ class Core:
         ]
 
 
+@contextmanager
+def _fresh_loggers() -> Iterator[None]:
+    """Those of the modules may have been tied to a configuration for good, by an earlier test."""
+    with ExitStack() as stack:
+        for logger in (
+            "coordinator.record.access_log",
+            "coordinator.fleet.log",
+            "coordinator.proving.log",
+        ):
+            stack.enter_context(mock.patch(logger, structlog.get_logger()))
+        yield
+
+
 @asynccontextmanager
 async def running(
     *workers: FakeWorker,
@@ -178,7 +193,7 @@ async def running(
         gateway=gateway or GatewayConfig(),
         experiments=experiments,
     )
-    with capture_logs() as logs:
+    with _fresh_loggers(), capture_logs() as logs:
         core = Core({f"host-{i}": worker for i, worker in enumerate(workers)}, config, logs)
         tasks = [asyncio.create_task(core.fleet.run()), asyncio.create_task(core.prover.run())]
         try:

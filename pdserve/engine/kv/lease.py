@@ -182,11 +182,11 @@ class LeaseWatcher:
         poller = zmq.Poller()
         for dealer in self._dealers.values():
             poller.register(dealer, zmq.POLLIN)
-        poller.poll(seconds * 1000)
+        poller.poll(max(1, int(seconds * 1000)))
 
     def _receive(self) -> None:
         for dealer in self._dealers.values():
-            while dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while dealer.poll(0):
                 reply = _ANSWERS.decode(dealer.recv_multipart()[-1])
                 self._take(reply)
 

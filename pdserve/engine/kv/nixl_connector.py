@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
     NixlBaseConnector,
@@ -25,11 +26,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
 from pdserve.engine.kv.nixl_scheduler import LeasingScheduler
 from pdserve.engine.kv.nixl_worker import VerifyingWorker
 
+_WRITTEN_FOR = "0.32."
+
 
 class PdNixlConnector(NixlPullConnector):  # type: ignore[misc]
     """The facade that vLLM makes one of per process; the work is in its two halves."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        if not __version__.startswith(_WRITTEN_FOR):
+            raise RuntimeError(
+                f"pdserve mends the NIXL connector of vLLM {_WRITTEN_FOR}x and this is "
+                f"{__version__}: see pdserve/engine/kv"
+            )
         # Not NixlPullConnector's: it would make vLLM's own halves, and a NIXL agent with them.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:

@@ -46,9 +46,7 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             return
         super().on_new_request(request)
 
-    def request_finished(
-        self, request: Any, block_ids: Any
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         delayed, params = super().request_finished(request, block_ids)
         if delayed and params is not None:
             self._leases[request.request_id] = lease.block_groups(params["remote_block_ids"])
@@ -93,7 +91,7 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         router = context.socket(zmq.ROUTER)
         router.setsockopt(zmq.IPV6, 1 if ":" in self.side_channel_host else 0)
         router.bind(lease.endpoint(self.side_channel_host, self.side_channel_port))
-        bound = router.getsockopt(zmq.LAST_ENDPOINT).decode()
+        bound = router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.side_channel_port = int(bound.rsplit(":", 1)[1])
         self._nixl_handshake_listener_t = threading.Thread(
             target=self._serve_side_channel,

@@ -35,9 +35,15 @@ class _Source:
     blocks: lease.BlockGroups
     notice: bytes | None = None
 
+    def take_notice(self) -> bytes | None:
+        notice, self.notice = self.notice, None
+        return notice
+
 
 class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """Reports a read as done only when its blocks were still on lease at its end."""
+
+    xfer_handshake_metadata: Any
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -119,15 +125,15 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def _read_blocks(self, **kwargs: Any) -> bool:
         source, request_id = self._source, kwargs["request_id"]
         assert source is not None
-        source.notice = None
         posted = bool(super()._read_blocks(**kwargs))
+        notice = source.take_notice()
         if not posted or not self._recving_transfers.get(request_id):
             return posted  # failed, or nothing to read
-        if source.notice is None:
+        if notice is None:
             raise RuntimeError("vLLM posts NIXL reads in another way; they cannot be verified")
         rank = (0, kwargs["read_spec"].remote_rank)
         agent = self._remote_agents[kwargs["dst_engine_id"]][rank]
-        self._pending_recv_notifs.setdefault(request_id, []).append((agent, source.notice))
+        self._pending_recv_notifs.setdefault(request_id, []).append((agent, notice))
         self._watcher.begin(request_id, source.address, source.request_id, source.blocks)
         self._began.setdefault(request_id, time.monotonic())
         return True

@@ -1,0 +1,104 @@
+"""`python -m measure.token_path`: measures, shows the tables, and writes them where asked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from measure.token_path import machine, plan, report
+from measure.token_path.jobs import Cores
+from measure.token_path.plan import Measured, Plan
+from measure.token_path.processes import BenchError
+from measure.token_path.systems import SYSTEMS
+
+_BUSY = 0.25
+
+
+def main() -> None:
+    asked = _arguments()
+    timing = plan.QUICK_TIMING if asked.quick else plan.FULL_TIMING
+    console = Console(stderr=True)
+    try:
+        cores = _cores()
+        notes = _notes(cores, quick=asked.quick)
+        measured = asyncio.run(_measure(Plan(SYSTEMS, asked.repeats, timing), cores, console))
+    except BenchError as error:
+        sys.exit(f"token path: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    command = shlex.join(("python", "-m", "measure.token_path", *sys.argv[1:]))
+    text = report.render(measured, machine.describe(), command, notes)
+    console.print(Markdown(text))
+    if asked.json is not None:
+        asked.json.write_bytes(msgspec.json.encode(measured))
+    if asked.write is not None:
+        page = asked.write.read_text() if asked.write.exists() else ""
+        asked.write.write_text(report.replace_generated(page, text))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m measure.token_path", description=__doc__)
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="a Markdown page whose generated part is renewed"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every single outcome, as JSON")
+    parser.add_argument("--quick", action="store_true", help="windows of 3 s instead of 10")
+    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="runs of each system")
+    return parser.parse_args()
+
+
+def _cores() -> Cores:
+    """Raises BenchError on a machine with a single core."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise BenchError("two cores are needed: one for the router, one for all else")
+    return Cores(router=others[0], others=first)
+
+
+def _notes(cores: Cores, *, quick: bool) -> list[str]:
+    """What a reader must know of this run; taken before it begins."""
+    notes = [
+        f"The router under test has core {cores.router} to itself; its sources and the load "
+        f"client share core {cores.others}."
+    ]
+    if (load := machine.load_per_core()) > _BUSY:
+        notes.append(
+            f"**Noisy:** the machine was busy with other work as the run began ({load:.1f} "
+            "processes for each core); times are too long, and vary."
+        )
+    if quick:
+        notes.append("A quick run, with windows of 3 s: its figures are rough.")
+    return notes
+
+
+async def _measure(plan_: Plan, cores: Cores, console: Console) -> list[Measured]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    measured: list[Measured] = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=plan_.measurements)
+        async for news in plan.measure(plan_, cores):
+            if isinstance(news, Measured):
+                measured.append(news)
+                progress.advance(task)
+                console.print(f"{news.system}, {news.scenario}: {_in_short(news)}")
+            else:
+                progress.update(task, description=news.step)
+    return measured
+
+
+def _in_short(measured: Measured) -> str:
+    rate = measured.outcome.rate
+    return f"{rate.cpu_us:.1f} µs per token, {rate.tokens_per_s:,.0f} tokens/s"
+
+
+if __name__ == "__main__":
+    main()

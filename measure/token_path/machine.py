@@ -1,0 +1,39 @@
+"""What the figures were measured on, and with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("vllm-router", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools")
+
+
+def describe() -> str:
+    """One line."""
+    cores = len(os.sched_getaffinity(0))
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {_cpu_model()}, {cores} cores, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {packages}"
+    )
+
+
+def load_per_core() -> float:
+    """Processes that ran or wanted to, over the last minute; near 0 on a quiet machine."""
+    return os.getloadavg()[0] / len(os.sched_getaffinity(0))
+
+
+def _cpu_model() -> str:
+    return model_name(Path("/proc/cpuinfo").read_text().splitlines())
+
+
+def model_name(cpuinfo: Sequence[str]) -> str:
+    for line in cpuinfo:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()

@@ -1,0 +1,127 @@
+"""The page that a run writes: Markdown, from the outcomes alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from measure.token_path.jobs import STEP_S, Outcome
+from measure.token_path.plan import Measured, Scenario
+from measure.token_path.stats import Quantiles, repeated
+
+BEGIN = "<!-- token path: begin, written by `make bench` -->"
+END = "<!-- token path: end -->"
+
+Header = tuple[str, ...]
+Row = tuple[str, ...]
+
+
+def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequence[str]) -> str:
+    """The generated part of the page, with its markers."""
+    systems = list(dict.fromkeys(m.system for m in measured))
+    scenarios = list(dict.fromkeys(m.scenario for m in measured))
+    paced = [scenario for scenario in scenarios if scenario.paced]
+    flat_out = [scenario for scenario in scenarios if not scenario.paced]
+    runs = len([m for m in measured if m.system == systems[0] and m.scenario == scenarios[0]])
+    pace = round(1 / STEP_S)
+
+    def table(header: Header, scenarios: Sequence[Scenario], cells: Callable[..., Row]) -> str:
+        rows = [
+            (str(scenario.streams), system, *cells(_outcomes(measured, system, scenario)))
+            for scenario in scenarios
+            for system in systems
+        ]
+        return _table(("streams", "system", *header), rows)
+
+    parts = [
+        BEGIN,
+        f"Made by `{command}`: {machine}. Median of {runs} runs in turn (lowest to highest).",
+        *notes,
+        f"### CPU of the router, {pace} tokens per second and stream",
+        table(("µs per token", "tokens/s", "busy part of its core"), paced, _cpu_cells),
+        "### What the router adds, in milliseconds",
+        table(
+            ("first token, p50", "p99", "jitter, p50", "p99", "first token direct, p50"),
+            paced,
+            _latency_cells,
+        ),
+        "### Flat out",
+        table(
+            (
+                "tokens/s",
+                "µs per token",
+                "tokens per read",
+                "router's core busy",
+                "other core busy",
+            ),
+            flat_out,
+            _flat_out_cells,
+        ),
+        END,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def replace_generated(page: str, generated: str) -> str:
+    """The page with its generated part renewed, or added at its end where it has none yet.
+
+    Raises ValueError where only one of the two markers is there.
+    """
+    if BEGIN not in page and END not in page:
+        return f"{page.rstrip()}\n\n{generated}".lstrip()
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has only one of the markers {BEGIN!r} and {END!r}, or swapped")
+    return before + generated.rstrip("\n") + after
+
+
+def _outcomes(measured: Sequence[Measured], system: str, scenario: Scenario) -> list[Outcome]:
+    return [m.outcome for m in measured if (m.system, m.scenario) == (system, scenario)]
+
+
+def _cpu_cells(outcomes: Sequence[Outcome]) -> Row:
+    rates = [outcome.rate for outcome in outcomes]
+    return (
+        _cell([rate.cpu_us for rate in rates], 1),
+        _cell([rate.tokens_per_s for rate in rates], 0),
+        _cell([rate.router_busy * 100 for rate in rates], 0, " %"),
+    )
+
+
+def _flat_out_cells(outcomes: Sequence[Outcome]) -> Row:
+    rates = [outcome.rate for outcome in outcomes]
+    return (
+        _cell([rate.tokens_per_s for rate in rates], 0),
+        _cell([rate.cpu_us for rate in rates], 1),
+        _cell([rate.tokens_per_read for rate in rates], 1),
+        _cell([rate.router_busy * 100 for rate in rates], 0, " %"),
+        _cell([rate.others_busy * 100 for rate in rates], 0, " %"),
+    )
+
+
+def _latency_cells(outcomes: Sequence[Outcome]) -> Row:
+    latencies = [outcome.latency for outcome in outcomes if outcome.latency is not None]
+    ttft = [latency.ttft - latency.direct_ttft for latency in latencies]
+    jitter = [latency.jitter - latency.direct_jitter for latency in latencies]
+    return (
+        *_quantile_cells(ttft),
+        *_quantile_cells(jitter),
+        _cell([latency.direct_ttft.p50 for latency in latencies], 2),
+    )
+
+
+def _quantile_cells(values: Sequence[Quantiles]) -> Row:
+    return _cell([value.p50 for value in values], 2), _cell([value.p99 for value in values], 2)
+
+
+def _cell(values: Sequence[float], digits: int, unit: str = "") -> str:
+    figure = repeated(values)
+    text = f"{figure.median:,.{digits}f}{unit}"
+    if len(values) == 1:
+        return text
+    return f"{text} ({figure.lowest:,.{digits}f} to {figure.highest:,.{digits}f})"
+
+
+def _table(header: Header, rows: Sequence[Row]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

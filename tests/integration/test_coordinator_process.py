@@ -1,0 +1,186 @@
+"""The coordinator as a process: what it says when it starts, how it drains, how it is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import yaml
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from pdserve.config import SimConfig
+from pdserve.types import Role
+from tests.support.sim_fleet import FAST, MODEL, WITHIN_S, SimFleetWorker
+
+SLOW_WRITER = SimConfig(prefill_token_s=0.0, decode_step_s=0.01)
+
+
+@dataclass
+class Running:
+    """`events` are the JSON lines that it has printed so far."""
+
+    process: Process
+    events: list[dict[str, Any]]
+
+    async def wait_for(self, event: str) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(WITHIN_S):
+            while line := await self.process.stdout.readline():
+                self.events.append(json.loads(line))
+                if self.events[-1]["event"] == event:
+                    return self.events[-1]
+        raise AssertionError(f"ended without {event!r}: {self.events}")
+
+
+@asynccontextmanager
+async def coordinator(
+    folder: Path, workers: list[SimFleetWorker], **fields: Any
+) -> AsyncIterator[Running]:
+    config = {
+        "coordinator": {
+            "http": {"port": 0},
+            "grpc": {"port": 0},
+            "workers": [worker.address for worker in workers],
+            "models": [{"name": MODEL, "tokenizer": "bytes"}],
+            **fields,
+        }
+    }
+    path = folder / "coordinator.yaml"
+    path.write_text(yaml.safe_dump(config))
+    with (folder / "coordinator.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cli.main", "coordinator", "--config", str(path)),
+            stdout=PIPE,
+            stderr=log,
+        )
+    try:
+        yield Running(process, [])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def workers(sim: SimConfig = FAST) -> AsyncIterator[list[SimFleetWorker]]:
+    pool = [SimFleetWorker("p", Role.PREFILL, sim=sim), SimFleetWorker("d", Role.DECODE, sim=sim)]
+    for worker in pool:
+        await worker.start()
+    try:
+        yield pool
+        async with asyncio.timeout(WITHIN_S):
+            for worker in pool:
+                await worker.until_idle()
+    finally:
+        for worker in pool:
+            await worker.kill()
+
+
+async def test_it_says_what_it_proves_and_when_it_is_ready(tmp_path: Path) -> None:
+    async with workers() as pool, coordinator(tmp_path, pool) as running:
+        ready = await running.wait_for("ready")
+        assert [event["event"] for event in running.events] == [
+            "listening",
+            "proving",
+            "proving",
+            "ready",
+        ]
+        assert ready["routes"][MODEL]["disaggregated"] == {"ready": True, "detail": ""}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_ends_running_answers_before_it_ends(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, pool) as running:
+        address = (await running.wait_for("listening"))["http"]
+        await running.wait_for("ready")
+        async with httpx.AsyncClient(
+            base_url=f"http://{address}", trust_env=False, timeout=WITHIN_S
+        ) as client:
+            body = {
+                "model": MODEL,
+                "prompt": "Hello",
+                "max_tokens": 100,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            async with client.stream(
+                "POST",
+                "/v1/completions",
+                json=body,
+                headers={"x-pdserve-mode": "disaggregated"},
+            ) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                running.process.send_signal(number)
+                rest = [line async for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+            async with asyncio.timeout(WITHIN_S):
+                assert await running.process.wait() == 0
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/health/live")
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, pool) as running:
+        addresses = await running.wait_for("listening")
+        await running.wait_for("ready")
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client,
+            grpc.aio.insecure_channel(addresses["grpc"]) as channel,
+        ):
+            body = {"model": MODEL, "prompt": "Hi", "max_tokens": 5000, "ignore_eos": True}
+            asking = asyncio.create_task(
+                client.post(f"http://{addresses['http']}/v1/completions", json=body)
+            )
+            await pool[1].until(lambda load: load.running > 0)
+            stub: Any = HealthStub(channel)
+            health = stub.Watch(HealthCheckRequest())
+            assert (await health.read()).status == HealthCheckResponse.SERVING
+            running.process.send_signal(signal.SIGTERM)
+            assert (await health.read()).status == HealthCheckResponse.NOT_SERVING
+            running.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(WITHIN_S):
+                await running.process.wait()
+            await asyncio.wait([asking])
+            assert asking.exception() is not None or asking.result().status_code >= 500
+
+
+async def test_one_that_was_killed_is_replaced_by_another(tmp_path: Path) -> None:
+    async with workers(SLOW_WRITER) as pool:
+        async with coordinator(tmp_path, pool) as first:
+            address = (await first.wait_for("listening"))["http"]
+            await first.wait_for("ready")
+            async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+                body = {"model": MODEL, "prompt": "Hi", "max_tokens": 5000, "ignore_eos": True}
+                asking = asyncio.create_task(
+                    client.post(f"http://{address}/v1/completions", json=body)
+                )
+                await pool[1].until(lambda load: load.running > 0)
+                first.process.kill()
+                with pytest.raises(httpx.TransportError):
+                    await asking
+        async with coordinator(tmp_path, pool) as second:
+            await second.wait_for("ready")
+
+
+async def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path) -> None:
+    async with workers() as pool, coordinator(tmp_path, pool, http={"host": "0.0.0.0"}) as running:
+        async with asyncio.timeout(WITHIN_S):
+            assert await running.process.wait() != 0
+        told = (tmp_path / "coordinator.log").read_text()
+        assert "keys_file" in told
+        assert "Traceback" not in told
