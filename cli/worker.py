@@ -59,6 +59,8 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
     key = read_key(settings.fleet)
     require_trust(config.grpc, settings.fleet)
     require_trust(config.metrics, settings.fleet)
+    # NIXL's side channel knows no keys: where there is one, it is the network that must guard it.
+    require_trust(config.vllm.side_channel, settings.fleet)
     # The ports first: a clash is told before minutes are spent on a model.
     server = GrpcServer(config.grpc, key)
     registry = CollectorRegistry()

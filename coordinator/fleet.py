@@ -227,7 +227,6 @@ class Fleet:
         worker.connected = worker.tried = True
         worker.detail = ""
         if restarted:
-            worker.proven = False
             worker.prefixes = PrefixIndex(info.kv_capacity_tokens // BLOCK_TOKENS)
         log.info("worker connected", worker=info.worker_id, restarted=restarted)
         self.changed.set()

@@ -55,7 +55,11 @@ async def run_coordinator(settings: Settings) -> None:
     encoders = {model.name: _encoder(model) for model in config.models}
     served = catalog.build(config, encoders)
     keys_file = config.gateway.keys_file
-    keys = KeyRing.open_to_all() if keys_file is None else KeyRing.load(keys_file)
+    keys = (
+        KeyRing.open_to_all(admin=config.http.is_loopback)
+        if keys_file is None
+        else KeyRing.load(keys_file)
+    )
     gateway = Gateway(config.gateway, keys, served)
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)

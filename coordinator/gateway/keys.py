@@ -6,7 +6,7 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import limits
@@ -69,10 +69,15 @@ class _KeyFile(BaseModel):
         return keys
 
 
+_ANYBODY = Caller(tenant="", key_id="", admin=True, may_choose_mode=True, rate=None)
+
+
 class KeyRing:
     """The keys that are good here, or none at all: then everybody may call."""
 
-    def __init__(self, entries: Iterable[KeyEntry] | None) -> None:
+    def __init__(self, entries: Iterable[KeyEntry] | None, anybody: Caller = _ANYBODY) -> None:
+        """`anybody` is who calls where there are no keys, `entries` of None."""
+        self._anybody = anybody
         self._callers: list[tuple[bytes, Caller]] | None = None
         if entries is not None:
             self._callers = [(_digest_of(entry), _caller(entry)) for entry in entries]
@@ -93,8 +98,9 @@ class KeyRing:
             raise ConfigError(f"keys file {path}: {' '.join(str(error).split())}") from None
 
     @classmethod
-    def open_to_all(cls) -> KeyRing:
-        return cls(None)
+    def open_to_all(cls, *, admin: bool = True) -> KeyRing:
+        """`admin` says whether anybody may see the fleet, as one's own machine may."""
+        return cls(None, replace(_ANYBODY, admin=admin))
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +112,7 @@ class KeyRing:
         Raises RejectedError UNAUTHENTICATED.
         """
         if self._callers is None:
-            return _ANYBODY
+            return self._anybody
         if not authorization:
             raise _unauthenticated("no API key: send it as 'Authorization: Bearer KEY'")
         scheme, _, key = authorization.partition(" ")
@@ -144,9 +150,6 @@ def new_key(
         rate=rate,
     )
     return plain, entry
-
-
-_ANYBODY = Caller(tenant="", key_id="", admin=True, may_choose_mode=True, rate=None)
 
 
 def _digest_of(entry: KeyEntry) -> bytes:

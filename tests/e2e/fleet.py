@@ -134,7 +134,8 @@ class Fleet:
             if not stream:
                 whole = self.grpc.Chat(chat, timeout=TIMEOUT_S)
                 return _answer(whole.message.content, whole.route, whole.usage)
-            call = self.grpc.ChatStream(inference.ChatStreamRequest(request=chat), timeout=TIMEOUT_S)
+            streamed_chat = inference.ChatStreamRequest(request=chat)
+            call = self.grpc.ChatStream(streamed_chat, timeout=TIMEOUT_S)
         else:
             request = inference.GenerateRequest(
                 model=self.model, text=prompt.text, sampling=sampling, options=options

@@ -17,7 +17,9 @@ from tests.e2e.prompts import prompts
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 HANG_S = 10.0
-STORY = next(prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 6000)
+STORY = next(
+    prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 6000
+)
 
 
 def until(condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:

@@ -67,8 +67,9 @@ class RunningSystem:
                 left = deadline - time.monotonic()
                 if self.process.poll() is not None and not self._readers[0].is_alive():
                     raise AssertionError(f"ended without {event!r}: {self.events} {self.stderr}")
-                if left <= 0 or not self._news.wait(min(left, 1.0)) and left <= 1.0:
+                if left <= 0:
                     raise AssertionError(f"no {event!r} within {timeout} s: {self.events}")
+                self._news.wait(min(left, 1.0))
 
     def descendants(self) -> list[psutil.Process]:
         """Every process below the supervisor, vLLM's engine processes included."""

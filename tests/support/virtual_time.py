@@ -17,6 +17,9 @@ T = TypeVar("T")
 _THREADS_S = 5.0
 """Real seconds that a thread may take to be heard of, where all else waits."""
 
+_LONGEST_S = 3600.0
+"""Virtual seconds after which a test is taken to wait for ever, with a timer that comes back."""
+
 
 class _Jump(selectors.DefaultSelector):
     """Where the loop would sleep, moves `now` on instead."""
@@ -25,6 +28,7 @@ class _Jump(selectors.DefaultSelector):
         super().__init__()
         # Ahead of the real clock, which some code may have got hold of before.
         self.now = time.monotonic() + 1e6
+        self._end = self.now + _LONGEST_S
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
@@ -35,6 +39,9 @@ class _Jump(selectors.DefaultSelector):
                 return events
             raise RuntimeError("everything waits, and nothing is left that could happen")
         self.now += timeout
+        if self.now > self._end:
+            self._end += _LONGEST_S
+            raise RuntimeError("an hour has passed, and the test has not ended")
         return []
 
 

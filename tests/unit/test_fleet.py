@@ -211,6 +211,18 @@ async def test_a_verdict_on_a_process_that_is_gone_is_dropped() -> None:
 
 
 @on_virtual_time
+async def test_a_worker_that_only_lost_its_network_must_prove_itself_anew_too() -> None:
+    worker = decode()
+    async with running(worker) as core:
+        worker.stop()
+        await settle()
+        worker.up = True
+        await asyncio.sleep(RECONNECTED_S)
+        assert core.worker("d").proven
+        assert len(worker.served) == 2
+
+
+@on_virtual_time
 async def test_a_worker_that_only_lost_its_network_keeps_its_prefixes() -> None:
     worker = decode()
     async with running(worker) as core:

@@ -61,6 +61,10 @@ def test_open_ring_lets_everybody_in() -> None:
     assert ring.authenticate(None).admin
 
 
+def test_anybody_from_a_network_is_no_admin() -> None:
+    assert not KeyRing.open_to_all(admin=False).authenticate(None).admin
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

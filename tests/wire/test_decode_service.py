@@ -209,6 +209,35 @@ async def test_a_broken_stream_drops_sequences_and_reservations(
     assert worker.outcomes == [(Role.DECODE, "cancelled")] * 8
 
 
+async def test_a_call_that_is_cancelled_twice_still_gives_everything_back(
+    worker: SimWorker,
+) -> None:
+    """As happens where a client leaves while the server stops."""
+
+    async def commands() -> AsyncIterator[decode_pb2.SessionRequest]:
+        reserve = decode_pb2.ReserveSequence(sequence_id=1, num_tokens=500)
+        yield decode_pb2.SessionRequest(reserve=reserve)
+        start = convert.start_to_proto(2, request(max_tokens=LONG), None)
+        yield decode_pb2.SessionRequest(start=start)
+        await asyncio.Event().wait()
+
+    running = asyncio.Event()
+
+    async def serve_call() -> None:
+        async for message in worker.decode.Session(commands(), None):  # type: ignore[arg-type]
+            if message.deltas:
+                running.set()
+
+    call = asyncio.create_task(serve_call())
+    await running.wait()
+    for _ in range(2):
+        call.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({call})
+    await worker.workload.ended()
+    assert worker.engine.load.kv_usage == 0
+
+
 async def test_a_half_closed_stream_finishes_what_runs_and_ends(session: SessionClient) -> None:
     await session.start(1, request(max_tokens=20))
     await session.call.done_writing()
