@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def main() -> None:
         measured = asyncio.run(_measure(Plan(SYSTEMS, asked.repeats, timing), cores, console))
     except BenchError as error:
         sys.exit(f"token path: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except asyncio.CancelledError:
+        sys.exit("token path: stopped by a signal; nothing was written")
     command = shlex.join(("python", "-m", "measure.token_path", *sys.argv[1:]))
     text = report.render(measured, machine.describe(), command, notes)
     console.print(Markdown(text))
@@ -81,17 +82,22 @@ def _notes(cores: Cores, *, quick: bool) -> list[str]:
 
 
 async def _measure(plan_: Plan, cores: Cores, console: Console) -> list[Measured]:
+    # Both, so that every way to stop the run takes the processes with it.
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     measured: list[Measured] = []
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=plan_.measurements)
+        bar = progress.add_task("", total=plan_.measurements)
         async for news in plan.measure(plan_, cores):
             if isinstance(news, Measured):
                 measured.append(news)
-                progress.advance(task)
+                progress.advance(bar)
                 console.print(f"{news.system}, {news.scenario}: {_in_short(news)}")
             else:
-                progress.update(task, description=news.step)
+                progress.update(bar, description=news.step)
     return measured
 
 

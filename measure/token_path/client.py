@@ -29,6 +29,7 @@ from measure.token_path.jobs import (
     Rate,
     Source,
 )
+from measure.token_path.sse import AnswerError
 from measure.token_path.stats import deviations, quantiles
 
 _SPARE_S = 1.0
@@ -47,16 +48,17 @@ async def _paced(job: Job) -> Outcome:
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         direct = await stack.enter_async_context(_direct(job.target.source, PACED))
         tasks.create_task(direct.answer(PACED, max_tokens, Tally(direct_window)))
+        tallies = [Tally(window) for _ in range(job.streams)]
         running = []
-        for _ in range(job.streams):
+        for tally in tallies:
             reader = await stack.enter_async_context(_through_router(job))
-            running.append(tasks.create_task(reader.answer(PACED, max_tokens, Tally(window))))
+            running.append(tasks.create_task(reader.answer(PACED, max_tokens, tally)))
             await asyncio.sleep(timing.ramp_s / job.streams)
-        await asyncio.sleep(timing.warmup_s)
+        await _warm_up(tallies, timing.warmup_s)
         rate = await _measure(job, (window, direct_window))
         ttft, direct_ttft = await _probe(job)
         if any(task.done() for task in running):
-            raise RuntimeError("streams ended before all was measured on them")
+            raise AnswerError("streams ended too soon: is the machine busy otherwise?")
     latency = Latency(
         jitter=deviations([gap * 1000 for gap in window.gaps], STEP_S * 1000),
         direct_jitter=deviations([gap * 1000 for gap in direct_window.gaps], STEP_S * 1000),
@@ -69,20 +71,30 @@ async def _paced(job: Job) -> Outcome:
 async def _flat_out(job: Job) -> Outcome:
     window = Window()
 
-    async def again_and_again(reader: Reader) -> None:
+    async def again_and_again(reader: Reader, tally: Tally) -> None:
         while True:
-            await reader.answer(QUICK, FLAT_OUT_TOKENS, Tally(window))
+            await reader.answer(QUICK, FLAT_OUT_TOKENS, tally)
+            tally = Tally(window)
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        tallies = [Tally(window) for _ in range(job.streams)]
         running = []
-        for _ in range(job.streams):
+        for tally in tallies:
             reader = await stack.enter_async_context(_through_router(job))
-            running.append(tasks.create_task(again_and_again(reader)))
-        await asyncio.sleep(job.timing.warmup_s)
+            running.append(tasks.create_task(again_and_again(reader, tally)))
+        await _warm_up(tallies, job.timing.warmup_s)
         rate = await _measure(job, (window,))
         for task in running:
             task.cancel()
     return Outcome(rate)
+
+
+async def _warm_up(tallies: Sequence[Tally], seconds: float) -> None:
+    """From when every stream has begun."""
+    # Polled, so that no token has to pay for an event.
+    while not all(tally.tokens for tally in tallies):  # noqa: ASYNC110
+        await asyncio.sleep(STEP_S)
+    await asyncio.sleep(seconds)
 
 
 async def _measure(job: Job, windows: Sequence[Window]) -> Rate:
@@ -98,6 +110,8 @@ async def _measure(job: Job, windows: Sequence[Window]) -> Rate:
     ended, cpu_after = time.monotonic(), process_cpu_s(pids)
     router_busy, others_busy = busy_meter.busy()
     counted = windows[0]
+    if not all(window.tokens for window in windows):
+        raise AnswerError("no token came in the whole window: is the machine busy otherwise?")
     return Rate(
         tokens_per_s=counted.tokens / (ended - began),
         cpu_us=(cpu_after - cpu_before) * 1e6 / counted.tokens,
@@ -153,7 +167,10 @@ async def _direct(source: Source, model: str) -> AsyncIterator[Reader]:
 def main() -> None:
     job = msgspec.json.decode(sys.argv[1], type=Job)
     gc.disable()  # its pauses would be counted as jitter of the router; the process lives shortly
-    outcome = uvloop.run(carry_out(job))
+    try:
+        outcome = uvloop.run(carry_out(job))
+    except* AnswerError as errors:
+        sys.exit(str(errors.exceptions[0]))
     print(msgspec.json.encode(outcome).decode(), flush=True)
 
 

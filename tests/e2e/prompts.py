@@ -6,12 +6,12 @@ import random
 
 from tests.e2e.fleet import Prompt
 
-_QUESTIONS = (
-    "What is the capital of France?",
-    "Name three primary colours.",
-    "Why is the sky blue on a clear day?",
-    "How does a bicycle stay upright while it moves?",
-    "What do bees collect from flowers?",
+_SHORT = (
+    Prompt("completion", "One, two, three, four, five, six, seven,"),
+    Prompt("chat", "Name three primary colours."),
+    Prompt("completion", "The sun rises in the east and"),
+    Prompt("chat", "How does a bicycle stay upright while it moves?"),
+    Prompt("completion", "Bees fly from flower to flower to collect nectar, and then"),
 )
 _SUBJECTS = ("The captain", "A young baker", "My neighbour", "The old clockmaker", "Her teacher")
 _VERBS = ("found", "repaired", "described", "forgot", "carefully painted", "sold")
@@ -34,14 +34,10 @@ def _story(words: int, seed: int) -> str:
 
 def prompts() -> list[Prompt]:
     """Chat and completion in turns; the same at every call."""
-    short = [
-        Prompt("chat" if number % 2 else "completion", question)
-        for number, question in enumerate(_QUESTIONS)
-    ]
     long = [
         Prompt("chat", f"{_story(words, words)}\n\nWho is the first person in this story?")
         if number % 2
         else Prompt("completion", f"{_story(words, words)} Then")
         for number, words in enumerate(_STORY_WORDS)
     ]
-    return short + long
+    return [*_SHORT, *long]

@@ -30,6 +30,7 @@ from coordinator.response import ResponseStream
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.types import (
     Delta,
+    EngineRequest,
     FinishReason,
     GenerateSpec,
     Prompt,
@@ -38,7 +39,7 @@ from pdserve.types import (
     TextPrompt,
     Usage,
 )
-from tests.support.fake_worker import MODEL, FakeWorker, Gate
+from tests.support.fake_worker import MODEL, FakeWorker, Gate, answer
 from tests.support.virtual_time import settle
 
 CALLER = Caller(tenant="acme", key_id="k1", admin=False, may_choose_mode=True, rate=None)
@@ -152,14 +153,20 @@ class Core:
         """The access log."""
         return [entry for entry in self.logs if entry["event"] == "request"]
 
-    def served(self, request_id: str) -> list[tuple[str, str]]:
-        """(verb, worker) of each thing that was asked of a worker for the request."""
-        return [
-            (verb, worker.worker_id)
-            for worker in self.fakes.values()
-            for verb, served_id in worker.served
-            if served_id == request_id
-        ]
+    @property
+    def verbs(self) -> list[str]:
+        """What workers were asked to do for the last request, in the order of the alphabet."""
+        return sorted(verb for verb, _ in self._served())
+
+    def asked(self, verb: str) -> list[str]:
+        """The workers that were asked to do so for the last request."""
+        return [worker_id for served, worker_id in self._served() if served == verb]
+
+    def _served(self) -> Iterator[tuple[str, str]]:
+        for worker in self.fakes.values():
+            for verb, request_id in worker.served:
+                if request_id == self.record.request_id:
+                    yield verb, worker.worker_id
 
 
 @contextmanager
@@ -207,6 +214,13 @@ async def running(
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         # Without workers the fleet has nothing to do and ends of itself.
         assert all(o is None or isinstance(o, asyncio.CancelledError) for o in outcomes), outcomes
+
+
+def assert_complete(given: Answer, text: str = "hello") -> None:
+    """The answer is the one that an undisturbed worker gives, neither more nor less."""
+    request = EngineRequest("", tuple(byte + 3 for byte in text.encode()), SamplingParams())
+    assert given.text == "".join(delta.text for delta in answer(request))
+    assert given.finish_reason is FinishReason.LENGTH
 
 
 def assert_idle(core: Core) -> None:

@@ -303,6 +303,14 @@ def pool(number: int, *roles: Role, name: str, **info: Any) -> list[FakeWorker]:
     return workers
 
 
+def prefills(number: int = 1) -> list[FakeWorker]:
+    return pool(number, Role.PREFILL, name="p")
+
+
+def decodes(number: int = 1) -> list[FakeWorker]:
+    return pool(number, Role.DECODE, name="d")
+
+
 def _next(scripts: deque[Script]) -> Script:
     return scripts.popleft() if scripts else ()
 

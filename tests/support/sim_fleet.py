@@ -66,6 +66,7 @@ class SimFleetWorker:
         self._roles = frozenset(roles)
         self._sim = sim
         self._port = 0
+        self.alive = False
         self._life = AsyncExitStack()
 
     async def start(self) -> Self:
@@ -99,10 +100,12 @@ class SimFleetWorker:
         await server.__aenter__()
         self._life.push_async_callback(server.drain, 0)
         await server.set_serving(True)
+        self.alive = True
         return self
 
     async def kill(self) -> None:
         """Breaks every call at once."""
+        self.alive = False
         await self._life.aclose()
 
     async def until(self, condition: Callable[[Load], bool]) -> None:
@@ -113,7 +116,9 @@ class SimFleetWorker:
                     return
 
     async def until_idle(self) -> None:
-        """Returns when the worker holds nothing for anybody."""
+        """Returns when the worker holds nothing for anybody; one that is dead does not."""
+        if not self.alive:
+            return
         await self.workload.ended()
         await self.until(lambda load: load == Load(draining=load.draining))
 

@@ -1,4 +1,4 @@
-"""Plans carried out: the ladder of retries, what a request is told, and what it costs."""
+"""Plans carried out where nothing breaks: what goes where, what is refused, what is counted."""
 
 from __future__ import annotations
 
@@ -8,47 +8,33 @@ from typing import Literal
 
 import pytest
 
-from coordinator.dispatch import MAX_ATTEMPTS
-from coordinator.fleet import RECONNECT_S
 from coordinator.lifecycle import State
 from pdserve.config import Arm, Experiment, GatewayConfig, ModelConfig
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import (
     ChatPrompt,
-    EngineRequest,
-    Fallback,
-    FinishReason,
     Load,
     Mode,
     Prompt,
     Role,
-    SamplingParams,
     TextPrompt,
     Usage,
 )
-from tests.support.core import CONTEXT_LENGTH, Answer, Core, GatedEncoder, running
+from tests.support.core import CONTEXT_LENGTH, GatedEncoder, assert_complete, running
 from tests.support.fake_worker import (
     ANSWER_TOKENS,
     CACHED_AT_PREFILL,
     MODEL,
     FakeWorker,
     Gate,
-    answer,
+    decodes,
     first_delta,
     pool,
+    prefills,
 )
 from tests.support.virtual_time import on_virtual_time, settle
 
 DISAGGREGATED = Mode.DISAGGREGATED
-KV_REASONS = [reason for reason in ErrorReason if reason.name.startswith("KV_")]
-
-
-def prefills(number: int = 1) -> list[FakeWorker]:
-    return pool(number, Role.PREFILL, name="p")
-
-
-def decodes(number: int = 1) -> list[FakeWorker]:
-    return pool(number, Role.DECODE, name="d")
 
 
 def prefill_error(reason: ErrorReason = ErrorReason.PREFILL_FAILED) -> PrefillError:
@@ -57,22 +43,6 @@ def prefill_error(reason: ErrorReason = ErrorReason.PREFILL_FAILED) -> PrefillEr
 
 def decode_error(reason: ErrorReason = ErrorReason.DECODE_FAILED) -> DecodeError:
     return DecodeError(reason, "the writer broke")
-
-
-def verbs(core: Core) -> list[str]:
-    """What the workers were asked to do for the last request, in no order."""
-    return sorted(verb for verb, _ in core.served(core.record.request_id))
-
-
-def workers_asked(core: Core, verb: str) -> list[str]:
-    return [worker for asked, worker in core.served(core.record.request_id) if asked == verb]
-
-
-def assert_complete(given: Answer, text: str = "hello") -> None:
-    """The answer is the one that an undisturbed worker gives, neither more nor less."""
-    request = EngineRequest("", tuple(byte + 3 for byte in text.encode()), SamplingParams())
-    assert given.text == "".join(delta.text for delta in answer(request))
-    assert given.finish_reason is FinishReason.LENGTH
 
 
 # Nothing goes wrong.
@@ -84,7 +54,7 @@ async def test_a_colocated_request_goes_to_the_decode_worker_alone() -> None:
         given = await core.ask()
         assert_complete(given)
         assert given.route.mode is Mode.COLOCATED
-        assert verbs(core) == ["colocated"]
+        assert core.verbs == ["colocated"]
         assert core.record.state is State.FINISHED
 
 
@@ -94,7 +64,7 @@ async def test_a_disaggregated_request_is_read_by_one_and_written_by_the_other()
         given = await core.ask(mode=DISAGGREGATED)
         assert_complete(given)
         assert given.route.mode is DISAGGREGATED
-        assert verbs(core) == ["decode", "prefill"]
+        assert core.verbs == ["decode", "prefill"]
         assert (core.record.prefill_worker, core.record.decode_worker) == ("p1", "d1")
 
 
@@ -113,7 +83,7 @@ async def test_no_prompt_is_read_before_there_is_room() -> None:
         writer.reservations.append([gate])
         asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
         await gate.reached.wait()
-        assert verbs(core) == []
+        assert core.verbs == []
         gate.open()
         assert_complete(await asking)
 
@@ -167,309 +137,6 @@ async def test_a_closed_answer_has_nothing_more_to_read() -> None:
         assert [delta async for delta in stream] == []
 
 
-# The prefill side fails.
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        ErrorReason.PREFILL_FAILED,
-        ErrorReason.NO_ROOM,
-        ErrorReason.DRAINING,
-        ErrorReason.KV_INCOMPATIBLE,
-        ErrorReason.INTERNAL,
-    ],
-    ids=lambda reason: reason.label,
-)
-@on_virtual_time
-async def test_another_prefill_worker_is_tried(reason: ErrorReason) -> None:
-    readers = prefills(2)
-    async with running(*readers, *decodes()) as core:
-        readers[0].prefills.append([prefill_error(reason)])
-        given = await core.ask(mode=DISAGGREGATED)
-        assert_complete(given)
-        assert given.route.mode is DISAGGREGATED
-        assert given.route.reason.endswith("; tried again: the reader broke")
-        assert sorted(workers_asked(core, "prefill")) == ["p1", "p2"]
-        assert core.record.fallbacks == [reason.label]
-
-
-@on_virtual_time
-async def test_after_two_prefill_workers_the_request_is_colocated() -> None:
-    readers = prefills(5)
-    async with running(*readers, *decodes()) as core:
-        readers[0].prefills.extend([[prefill_error()]] * 5)
-        given = await core.ask(mode=DISAGGREGATED)
-        readers[0].prefills.clear()
-        assert_complete(given)
-        assert given.route.mode is Mode.COLOCATED
-        assert given.route.reason == (
-            "disaggregated: asked for by the request; fell back to colocated: the reader broke"
-        )
-        assert verbs(core) == ["colocated", "prefill", "prefill"]
-        labels = {"model": MODEL, "reason": "prefill_failed"}
-        assert core.registry.get_sample_value("pdserve_fallbacks_total", labels) == 2
-
-
-@on_virtual_time
-async def test_a_prefill_worker_that_dies_is_left_at_once() -> None:
-    (reader,), gate = prefills(), Gate()
-    async with running(reader, *decodes()) as core:
-        reader.prefills.append([gate])
-        asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
-        await gate.reached.wait()
-        reader.stop()
-        gate.open()  # its call ends as a broken connection does
-        given = await asking
-        assert_complete(given)
-        assert given.route.reason.endswith("fell back to colocated: the prefill worker died")
-
-
-@on_virtual_time
-async def test_a_handle_of_a_process_that_was_restarted_is_not_decoded_from() -> None:
-    (reader,), gate = prefills(), Gate()
-    async with running(reader, *decodes()) as core:
-        reader.prefills.append([gate])
-        asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
-        await gate.reached.wait()
-        reader.restart()
-        await asyncio.sleep(2 * RECONNECT_S)
-        gate.open()
-        given = await asking
-        assert_complete(given)
-        assert verbs(core) == ["colocated", "prefill"]
-        assert core.record.fallbacks == ["kv_incompatible"]
-
-
-@pytest.mark.parametrize(
-    "reason", [ErrorReason.INVALID_ARGUMENT, ErrorReason.CONTEXT_LENGTH_EXCEEDED]
-)
-@on_virtual_time
-async def test_what_a_prefill_worker_refuses_for_good_is_the_answer(reason: ErrorReason) -> None:
-    readers = prefills(2)
-    async with running(*readers, *decodes()) as core:
-        readers[0].prefills.append([prefill_error(reason)])
-        with pytest.raises(PrefillError, match="the reader broke") as refusal:
-            await core.ask(mode=DISAGGREGATED)
-        assert refusal.value.reason is reason
-        assert verbs(core) == ["prefill"]
-
-
-@on_virtual_time
-async def test_without_fallback_the_prefill_worker_s_own_error_is_the_answer() -> None:
-    readers = prefills(2)
-    async with running(*readers, *decodes(), fallback=Fallback.FAIL) as core:
-        readers[0].prefills.extend([[prefill_error()], [prefill_error(ErrorReason.DRAINING)]])
-        with pytest.raises(PrefillError, match="the reader broke") as failure:
-            await core.ask(mode=DISAGGREGATED)
-        assert failure.value.reason is ErrorReason.DRAINING
-        assert verbs(core) == ["prefill", "prefill"]
-        assert core.access[-1]["outcome"] == "draining"
-
-
-@on_virtual_time
-async def test_an_error_is_not_its_own_cause() -> None:
-    """Those who print chains of causes would never end."""
-    (reader,) = prefills()
-    async with running(reader, *decodes(), fallback=Fallback.FAIL) as core:
-        reader.prefills.append([prefill_error()])
-        with pytest.raises(PrefillError) as failure:
-            await core.ask(mode=DISAGGREGATED)
-        chain: list[BaseException] = []
-        link: BaseException | None = failure.value
-        while link is not None:
-            assert link not in chain
-            chain.append(link)
-            link = link.__cause__ or link.__context__
-
-
-# The hand-off fails.
-
-
-@pytest.mark.parametrize("reason", KV_REASONS, ids=lambda reason: reason.label)
-@on_virtual_time
-async def test_a_refused_hand_off_falls_back_to_the_same_decode_worker(
-    reason: ErrorReason,
-) -> None:
-    (reader,), (writer,) = prefills(), decodes()
-    async with running(reader, writer) as core:
-        writer.starts.append([decode_error(reason)])
-        given = await core.ask(mode=DISAGGREGATED)
-        assert_complete(given)
-        assert given.route.reason.endswith("fell back to colocated: the writer broke")
-        assert verbs(core) == ["colocated", "decode", "prefill"]
-        assert core.record.fallbacks == [reason.label]
-
-
-@pytest.mark.parametrize("reason", KV_REASONS, ids=lambda reason: reason.label)
-@on_virtual_time
-async def test_a_refused_hand_off_is_the_answer_without_fallback(reason: ErrorReason) -> None:
-    (writer,) = decodes()
-    async with running(*prefills(), writer, fallback=Fallback.FAIL) as core:
-        writer.starts.append([decode_error(reason)])
-        with pytest.raises(DecodeError) as failure:
-            await core.ask(mode=DISAGGREGATED)
-        assert failure.value.reason is reason
-        assert verbs(core) == ["decode", "prefill"]
-
-
-# The decode side fails before the first token.
-
-
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])
-@pytest.mark.parametrize(
-    "reason",
-    [ErrorReason.DECODE_FAILED, ErrorReason.DRAINING, ErrorReason.INTERNAL],
-    ids=lambda reason: reason.label,
-)
-@on_virtual_time
-async def test_another_decode_worker_is_tried(reason: ErrorReason, mode: Mode) -> None:
-    writers = decodes(2)
-    async with running(*prefills(), *writers) as core:
-        writers[0].starts.append([decode_error(reason)])
-        given = await core.ask(mode=mode)
-        assert_complete(given)
-        assert given.route.mode is mode
-        assert given.route.reason.endswith("; tried again: the writer broke")
-        assert len(set(workers_asked(core, verbs(core)[0]))) == 2
-
-
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])
-@on_virtual_time
-async def test_a_decode_worker_that_dies_before_the_first_token_is_replaced(mode: Mode) -> None:
-    writers, gate = decodes(2), Gate()
-    async with running(*prefills(), *writers) as core:
-        writers[0].starts.append([gate])
-        asking = asyncio.create_task(core.ask(mode=mode))
-        await gate.reached.wait()
-        core.fakes_by_id[core.record.decode_worker].stop()
-        assert_complete(await asking)
-        assert core.record.fallbacks == ["decode_failed"]
-
-
-@on_virtual_time
-async def test_a_prompt_is_not_read_on_for_a_decode_worker_that_died() -> None:
-    (reader,), writers, gate = prefills(), decodes(2), Gate()
-    async with running(reader, *writers) as core:
-        reader.prefills.append([gate])
-        asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
-        await gate.reached.wait()
-        core.fakes_by_id[core.record.decode_worker].stop()
-        assert_complete(await asking)  # the gate was never opened
-        assert verbs(core) == ["decode", "prefill", "prefill"]
-
-
-@on_virtual_time
-async def test_the_last_decode_worker_s_own_error_is_the_answer() -> None:
-    (writer,) = decodes()
-    async with running(writer) as core:
-        writer.starts.append([decode_error()])
-        with pytest.raises(DecodeError, match="the writer broke"):
-            await core.ask()
-        assert core.record.state is State.FAILED
-
-
-@on_virtual_time
-async def test_attempts_are_bounded() -> None:
-    writers = decodes(MAX_ATTEMPTS + 1)
-    async with running(*writers) as core:
-        writers[0].starts.extend([[decode_error()]] * MAX_ATTEMPTS)
-        with pytest.raises(DecodeError, match="the writer broke"):
-            await core.ask()
-        assert len(set(workers_asked(core, "colocated"))) == MAX_ATTEMPTS
-
-
-@on_virtual_time
-async def test_a_decode_worker_without_room_sends_the_hand_off_to_another() -> None:
-    writers = decodes(2)
-    async with running(*prefills(), *writers) as core:
-        writers[0].reservations.append([decode_error(ErrorReason.NO_ROOM)])
-        given = await core.ask(mode=DISAGGREGATED)
-        assert_complete(given)
-        assert verbs(core) == ["decode", "prefill"]
-
-
-@on_virtual_time
-async def test_where_no_decode_worker_has_room_the_request_waits_there_colocated() -> None:
-    (writer,) = decodes()
-    async with running(*prefills(), writer) as core:
-        writer.reservations.append([decode_error(ErrorReason.NO_ROOM)])
-        given = await core.ask(mode=DISAGGREGATED)
-        assert_complete(given)
-        assert given.route.mode is Mode.COLOCATED
-        assert core.record.fallbacks == ["no_room"]
-
-
-@on_virtual_time
-async def test_where_no_decode_worker_has_room_that_is_the_answer_without_fallback() -> None:
-    (writer,) = decodes()
-    async with running(*prefills(), writer, fallback=Fallback.FAIL) as core:
-        writer.reservations.append([decode_error(ErrorReason.NO_ROOM)])
-        with pytest.raises(DecodeError) as failure:
-            await core.ask(mode=DISAGGREGATED)
-        assert failure.value.reason is ErrorReason.NO_ROOM
-
-
-@on_virtual_time
-async def test_a_colocated_request_that_can_never_fit_is_told_so() -> None:
-    (writer,) = decodes()
-    async with running(writer) as core:
-        writer.starts.append([decode_error(ErrorReason.NO_ROOM)])
-        with pytest.raises(DecodeError) as failure:
-            await core.ask()
-        assert failure.value.reason is ErrorReason.NO_ROOM
-
-
-# After the first token.
-
-
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])
-@on_virtual_time
-async def test_a_decode_worker_that_dies_in_mid_stream_is_told_once(mode: Mode) -> None:
-    writers, gate = decodes(2), Gate()
-    async with running(*prefills(), *writers) as core:
-        writers[0].starts.append([first_delta(), gate])
-        stream = await core.open(mode=mode)
-        assert (await anext(stream)).text == "first "
-        core.fakes_by_id[core.record.decode_worker].stop()
-        with pytest.raises(DecodeError) as failure:
-            await anext(stream)
-        assert failure.value.reason is ErrorReason.DECODE_FAILED
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-        await stream.aclose()
-        assert len(workers_asked(core, verbs(core)[0])) == 1, "tried again with tokens out"
-        assert [entry["outcome"] for entry in core.access] == ["decode_failed"]
-
-
-@on_virtual_time
-async def test_what_was_written_before_the_death_is_still_read() -> None:
-    (writer,), gate = decodes(), Gate()
-    async with running(writer) as core:
-        writer.starts.append([first_delta("a"), first_delta("b"), gate])
-        stream = await core.open()
-        await gate.reached.wait()
-        writer.stop()
-        await settle()
-        assert [(await anext(stream)).text for _ in range(2)] == ["a", "b"]
-        with pytest.raises(DecodeError):
-            await anext(stream)
-        await stream.aclose()
-
-
-@on_virtual_time
-async def test_a_prefill_worker_that_dies_in_mid_stream_is_not_noticed() -> None:
-    (reader,), (writer,), gate = prefills(), decodes(), Gate()
-    async with running(reader, writer) as core:
-        writer.starts.append([first_delta(""), gate])
-        asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
-        await gate.reached.wait()
-        reader.stop()
-        await settle()
-        gate.open()
-        assert_complete(await asking)
-
-
 # Refused before a worker is touched.
 
 
@@ -510,7 +177,7 @@ async def test_a_used_up_rate_refuses() -> None:
         with pytest.raises(RejectedError) as refusal:
             await core.ask()
         assert refusal.value.reason is ErrorReason.RATE_LIMITED
-        assert verbs(core) == []
+        assert core.verbs == []
 
 
 @on_virtual_time
@@ -567,7 +234,7 @@ async def test_what_cannot_fit_is_refused_with_the_field_at_fault(
         assert refusal.value.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
         assert refusal.value.param == param
         assert str(CONTEXT_LENGTH) in refusal.value.message
-        assert verbs(core) == []
+        assert core.verbs == []
 
 
 @on_virtual_time
