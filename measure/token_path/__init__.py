@@ -7,9 +7,10 @@ Two systems are measured in turn, A B A B, so that a machine that drifts is unfa
 * vllm-router: the real router before a fake vLLM server, which writes the same chunks at the
   same two paces; by its plain routing, and by its prefill/decode mode.
 
-The router under test has a core of its own; everything else shares another one. One client
-process opens the streams, one after another, and times each read of a socket. Every stream is
-read to its end, and a token too few fails the run. What is measured, and how:
+The router under test is pinned to one core, everything else to another. One client process
+opens the streams, one after another, and times each read of a socket. A stream that ends with
+another number of tokens than asked for fails the run; paced streams are all read to their end,
+of those flat out the last are cut off. What is measured, and how:
 
 * CPU per token: CPU time of all threads of the router's processes, as the kernel counts it in
   nanoseconds, over the tokens that the client received, both within the window. User and
@@ -18,9 +19,11 @@ read to its end, and a token too few fails the run. What is measured, and how:
   from a source that gives them at once, in turn through the router and directly: from the fake
   by HTTP, from the decode worker by the gRPC session that the coordinator itself uses. The
   difference of the two medians, and of the two 99th percentiles.
-* Added jitter (inter-token latency): how far each gap between two tokens is from 20 ms, on the
+* Jitter (inter-token latency): how far each gap between two tokens is from 20 ms, on the
   streams through the router and on one stream read directly from the same source in the same
-  window. The difference of the medians, and of the 99th percentiles.
+  window. Both are told, and no difference: the direct stream is one and the others are many, and
+  a client that reads by gRPC has a jitter of its own.
 * Flat out: sources that write without any pace; tokens per second that reach the client, CPU
-  per token, and how busy both cores were, which tells whose limit it was.
+  per token, the router's part of its core, and how busy the other one was: where the router
+  does not use its whole core, the limit was not its own.
 """

@@ -21,8 +21,6 @@ from measure.token_path.plan import Measured, Plan
 from measure.token_path.processes import BenchError
 from measure.token_path.systems import SYSTEMS
 
-_BUSY = 0.25
-
 
 def main() -> None:
     asked = _arguments()
@@ -66,16 +64,11 @@ def _cores() -> Cores:
 
 
 def _notes(cores: Cores, *, quick: bool) -> list[str]:
-    """What a reader must know of this run; taken before it begins."""
+    """What a reader must know of this run."""
     notes = [
-        f"The router under test has core {cores.router} to itself; its sources and the load "
-        f"client share core {cores.others}."
+        f"The router under test is pinned to core {cores.router}; its sources and the load "
+        f"client to core {cores.others}."
     ]
-    if (load := machine.load_per_core()) > _BUSY:
-        notes.append(
-            f"**Noisy:** the machine was busy with other work as the run began ({load:.1f} "
-            "processes for each core); times are too long, and vary."
-        )
     if quick:
         notes.append("A quick run, with windows of 3 s: its figures are rough.")
     return notes

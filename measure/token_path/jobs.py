@@ -76,6 +76,16 @@ class Rate:
     others_busy: float
     tokens_per_read: float
 
+    @property
+    def router_share(self) -> float:
+        """The part of its core that the router itself used, 0 to 1."""
+        return self.cpu_us * self.tokens_per_s / 1e6
+
+    @property
+    def foreign_share(self) -> float:
+        """The part of the router's core that went to other processes, the kernel's included."""
+        return max(0.0, self.router_busy - self.router_share)
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:

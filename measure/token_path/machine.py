@@ -22,11 +22,6 @@ def describe() -> str:
     )
 
 
-def load_per_core() -> float:
-    """Processes that ran or wanted to, over the last minute; near 0 on a quiet machine."""
-    return os.getloadavg()[0] / len(os.sched_getaffinity(0))
-
-
 def _cpu_model() -> str:
     return model_name(Path("/proc/cpuinfo").read_text().splitlines())
 

@@ -19,6 +19,8 @@ import psutil
 
 START_S = 60.0
 _STOP_S = 5.0
+_DRAIN_S = 0.5
+_POLL_S = 0.02
 _SHOWN_BYTES = 2_000
 
 
@@ -86,10 +88,20 @@ class Child:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
-                    await self._process.wait()
+                    await self._exit()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._exit()
+        if self._process.stdout is not None:
+            # What nobody read would keep the pipe open.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await self._process.stdout.read()
+
+    async def _exit(self) -> None:
+        # Not by `wait`: that also waits for the end of the output, which nobody may read.
+        while not self.ended:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
 
 @asynccontextmanager

@@ -11,6 +11,9 @@ from measure.token_path.stats import Quantiles, repeated
 BEGIN = "<!-- token path: begin, written by `make bench` -->"
 END = "<!-- token path: end -->"
 
+_QUIET = 0.1
+"""What others may use of the router's core before the page says so."""
+
 Header = tuple[str, ...]
 Row = tuple[str, ...]
 
@@ -36,11 +39,15 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
         BEGIN,
         f"Made by `{command}`: {machine}. Median of {runs} runs in turn (lowest to highest).",
         *notes,
+        *_noise(measured),
         f"### CPU of the router, {pace} tokens per second and stream",
-        table(("µs per token", "tokens/s", "busy part of its core"), paced, _cpu_cells),
-        "### What the router adds, in milliseconds",
+        table(("µs per token", "tokens/s", "part of its core"), paced, _cpu_cells),
+        "### Latency, in milliseconds",
         table(
-            ("first token, p50", "p99", "jitter, p50", "p99", "first token direct, p50"),
+            (
+                *("first token added, p50", "p99", "first token direct, p50"),
+                *("jitter, p50", "p99", "jitter direct, p50", "p99"),
+            ),
             paced,
             _latency_cells,
         ),
@@ -50,7 +57,7 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
                 "tokens/s",
                 "µs per token",
                 "tokens per read",
-                "router's core busy",
+                "part of its core",
                 "other core busy",
             ),
             flat_out,
@@ -75,6 +82,17 @@ def replace_generated(page: str, generated: str) -> str:
     return before + generated.rstrip("\n") + after
 
 
+def _noise(measured: Sequence[Measured]) -> list[str]:
+    foreign = repeated([m.outcome.rate.foreign_share for m in measured])
+    if foreign.median <= _QUIET:
+        return []
+    return [
+        f"**Noisy:** other processes used {foreign.median:.0%} of the router's core (median of all "
+        f"measurements; at most {foreign.highest:.0%}). They cost the router its caches and its "
+        "turn: times are too long, and differences within the ranges mean nothing."
+    ]
+
+
 def _outcomes(measured: Sequence[Measured], system: str, scenario: Scenario) -> list[Outcome]:
     return [m.outcome for m in measured if (m.system, m.scenario) == (system, scenario)]
 
@@ -84,7 +102,7 @@ def _cpu_cells(outcomes: Sequence[Outcome]) -> Row:
     return (
         _cell([rate.cpu_us for rate in rates], 1),
         _cell([rate.tokens_per_s for rate in rates], 0),
-        _cell([rate.router_busy * 100 for rate in rates], 0, " %"),
+        _cell([rate.router_share * 100 for rate in rates], 0, " %"),
     )
 
 
@@ -94,7 +112,7 @@ def _flat_out_cells(outcomes: Sequence[Outcome]) -> Row:
         _cell([rate.tokens_per_s for rate in rates], 0),
         _cell([rate.cpu_us for rate in rates], 1),
         _cell([rate.tokens_per_read for rate in rates], 1),
-        _cell([rate.router_busy * 100 for rate in rates], 0, " %"),
+        _cell([rate.router_share * 100 for rate in rates], 0, " %"),
         _cell([rate.others_busy * 100 for rate in rates], 0, " %"),
     )
 
@@ -102,11 +120,11 @@ def _flat_out_cells(outcomes: Sequence[Outcome]) -> Row:
 def _latency_cells(outcomes: Sequence[Outcome]) -> Row:
     latencies = [outcome.latency for outcome in outcomes if outcome.latency is not None]
     ttft = [latency.ttft - latency.direct_ttft for latency in latencies]
-    jitter = [latency.jitter - latency.direct_jitter for latency in latencies]
     return (
         *_quantile_cells(ttft),
-        *_quantile_cells(jitter),
         _cell([latency.direct_ttft.p50 for latency in latencies], 2),
+        *_quantile_cells([latency.jitter for latency in latencies]),
+        *_quantile_cells([latency.direct_jitter for latency in latencies]),
     )
 
 

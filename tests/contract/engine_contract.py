@@ -3,7 +3,7 @@
 A subclass provides the fixtures `prefill_engine` and `decode_engine` (started; one engine may
 be both), `decode_steps` (what the decode engine's listener was given, in order) and `prompt`
 (token ids, several KV blocks long). Real engines are slow to start: fixtures may be shared by
-all tests of a class, so every test leaves the engines idle.
+all tests of a class, which share an event loop, so every test leaves the engines idle.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 
 from pdserve.engine.base import Engine, Prefilled, StepStats
 from pdserve.types import Delta, EngineRequest, FinishReason, KvDescriptor, SamplingParams
@@ -50,8 +51,9 @@ async def until_idle(engine: Engine, prompt: Prompt) -> None:
     pytest.fail(f"the engine is not idle: {engine.load}")
 
 
+@pytest.mark.asyncio(loop_scope="class")
 class EngineContract:
-    @pytest.fixture(autouse=True)
+    @pytest_asyncio.fixture(autouse=True, loop_scope="class")
     async def leaves_idle(
         self, prefill_engine: Engine, decode_engine: Engine, prompt: Prompt
     ) -> AsyncIterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from pdserve.clock import RealClock
 from pdserve.config import SimConfig
@@ -16,7 +17,7 @@ FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005)
 
 
 class TestSimEngine(EngineContract):
-    @pytest.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def prefill_engine(self) -> AsyncIterator[Engine]:
         engine = SimEngine(FAST, "revision", RealClock())
         await engine.start(lambda _: None)
@@ -27,7 +28,7 @@ class TestSimEngine(EngineContract):
     def decode_steps(self) -> list[StepStats]:
         return []
 
-    @pytest.fixture
+    @pytest_asyncio.fixture(loop_scope="class")
     async def decode_engine(self, decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
         engine = SimEngine(FAST, "revision", RealClock())
         await engine.start(decode_steps.append)

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from tests.e2e.fleet import Fleet, Prompt
-from tests.e2e.prompts import prompts
+from tests.support.fleet import Fleet, Prompt
+from tests.support.prompts import prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -11,14 +11,14 @@ import openai
 import psutil
 import pytest
 
-from tests.e2e.fleet import TIMEOUT_S, Fleet, Prompt
-from tests.e2e.prompts import prompts
+from tests.support.fleet import TIMEOUT_S, Fleet, Prompt
+from tests.support.prompts import prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
 HANG_S = 10.0
 STORY = next(
-    prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 6000
+    prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 4000
 )
 
 

@@ -6,13 +6,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.e2e.fleet import Fleet
+from tests.support.fleet import Fleet
 
 pytestmark = pytest.mark.vllm
 
-COUNT: list[ChatCompletionMessageParam] = [
-    {"role": "user", "content": "Count from one to five, in words."}
-]
+COUNT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from one to five."}]
 MODES = pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
 
 
@@ -26,7 +24,7 @@ def test_chat(fleet: Fleet, mode: str) -> None:
         extra_headers={"x-pdserve-mode": mode},
     )
     choice = answer.choices[0]
-    assert "three" in (choice.message.content or "").lower()
+    assert "3" in (choice.message.content or "")
     assert choice.finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens

@@ -83,6 +83,11 @@ class RunningSystem:
                 return process
         raise AssertionError(f"no child {name!r}")
 
+    def worker_address(self, name: str) -> str:
+        """The gRPC address of a worker; it keeps it over a restart."""
+        grpc = json.loads(self.child(name).environ()["PDSERVE_WORKER"])["grpc"]
+        return f"{grpc['host']}:{grpc['port']}"
+
     def stop(self) -> int:
         """Asks it to end as Ctrl-C does, and returns its exit code; idempotent."""
         if self.process.poll() is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure.token_path import report
+from measure.token_path import processes, report
 from measure.token_path.fake_answers import QuickAnswer
 from measure.token_path.jobs import Latency, Outcome, Rate
 from measure.token_path.machine import model_name
@@ -129,8 +132,36 @@ def test_the_report_has_medians_and_ranges() -> None:
     assert "A note." in text
     assert "| 256 | one | 11.0 (10.0 to 12.0) | 12,800 (12,800 to 12,800) |" in text
     assert "| 256 | other | 23.0 (20.0 to 26.0) |" in text
-    # Added: first token 2.0 - 0.5 and 3.0 - 1.0, jitter 1.5 - 1.0 and 4.0 - 2.0.
+    # First token added: 2.0 - 0.5 and 3.0 - 1.0.
     assert "| 256 | one | 1.50 (1.50 to 1.50) | 2.00 (2.00 to 2.00) | 0.50 " in text
+
+
+def test_the_part_of_a_core_is_the_routers_own() -> None:
+    rate = outcome(10.0, None).rate
+    assert rate.router_share == pytest.approx(0.128)
+    assert rate.foreign_share == pytest.approx(0.25 - 0.128)
+
+
+def test_a_run_among_other_work_says_so() -> None:
+    scenario = Scenario(64, paced=False)
+    quiet = Measured("one", scenario, Outcome(Rate(10_000.0, 50.0, 0.55, 0.5, 1.0)))
+    noisy = Measured("one", scenario, Outcome(Rate(10_000.0, 50.0, 1.0, 0.5, 1.0)))
+    assert "Noisy" not in report.render([quiet], "m", "c", [])
+    assert "other processes used 50% of the router's core" in report.render([noisy], "m", "c", [])
+
+
+async def test_a_process_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_STOP_S", 0.1)
+    # It ignores SIGTERM, and has written more than a pipe holds and anybody reads.
+    script = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        """print('{"event": "deaf"}', flush=True); sys.stdout.write('x' * 10**6); time.sleep(600)"""
+    )
+    program = (sys.executable, "-c", script)
+    core = min(os.sched_getaffinity(0))
+    async with asyncio.timeout(20), processes.child("deaf", core, program) as child:
+        await child.event("deaf")
+    assert child.ended
 
 
 def test_only_the_generated_part_of_a_page_is_replaced() -> None:

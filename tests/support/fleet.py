@@ -29,7 +29,7 @@ class Prompt:
 
     kind: Literal["chat", "completion"]
     text: str
-    max_tokens: int = 16
+    max_tokens: int = 12
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""The real engine is an Engine: one in this process, fed by the fleet's prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from transformers import AutoTokenizer
+
+from coordinator.worker_client import GrpcWorkerClient
+from pdserve import models
+from pdserve.engine.base import Engine, EngineInfo, EngineLoad, Prefilled, StepListener, StepStats
+from pdserve.engine.vllm import VllmEngine
+from pdserve.engine.vllm_args import VllmEngineConfig
+from pdserve.types import Delta, EngineRequest, KvDescriptor, Load, Role, WorkerInfo
+from tests.contract.engine_contract import EngineContract, Prompt
+from tests.support.fleet import Fleet
+from tests.support.prompts import begun_again
+
+NEWS_S = 1.0
+
+
+class RemotePrefill:
+    """The engine behind a prefill worker: every call goes through the worker's own service."""
+
+    def __init__(self, address: str) -> None:
+        self._client = GrpcWorkerClient(address, None)
+        self._info: WorkerInfo | None = None
+        self._load = Load()
+        self._news = asyncio.Event()
+        self._handles: dict[KvDescriptor, str] = {}
+
+    async def start(self, listener: StepListener) -> None:
+        """The worker runs already; `listener` hears nothing."""
+        self._info = await self._client.info()
+        self._watcher = asyncio.create_task(self._watch())
+        await self._news.wait()
+
+    async def close(self) -> None:
+        self._watcher.cancel()
+        await self._client.close()
+
+    async def _watch(self) -> None:
+        async for load in self._client.watch_load():
+            self._load = load
+            self._news.set()
+
+    @property
+    def info(self) -> EngineInfo:
+        info = self._info
+        assert info is not None
+        return EngineInfo(
+            info.engine,
+            info.fingerprint,
+            info.context_length,
+            info.kv_capacity_tokens,
+            info.transports,
+        )
+
+    @property
+    def load(self) -> EngineLoad:
+        return EngineLoad(self._load.running, self._load.waiting, self._load.kv_usage)
+
+    async def generate(
+        self, request: EngineRequest, kv: KvDescriptor | None
+    ) -> AsyncIterator[Delta]:
+        """Only makes the engine step and report, as this worker writes no answers."""
+        self._news.clear()
+        await self.release((await self.prefill(request, 30.0)).descriptor)
+        async with asyncio.timeout(NEWS_S):
+            await self._news.wait()
+        for delta in ():
+            yield delta
+
+    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+        result = await self._client.prefill(request)
+        self._handles[result.handle.descriptor] = result.handle.handle_id
+        return Prefilled(
+            result.handle.descriptor, result.cached_tokens, result.queue_s, result.prefill_s
+        )
+
+    async def release(self, descriptor: KvDescriptor) -> None:
+        await self._client.release(self._handles[descriptor])
+
+    async def check(self) -> None:
+        await self._client.info()
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+class TestVllmEngine(EngineContract):
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    async def prefill_engine(self, fleet: Fleet) -> AsyncIterator[Engine]:
+        engine = RemotePrefill(fleet.system.worker_address("prefill-0"))
+        await engine.start(lambda _: None)
+        yield engine
+        await engine.close()
+
+    @pytest.fixture(scope="class")
+    def decode_steps(self) -> list[StepStats]:
+        return []
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
+    async def decode_engine(self, decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
+        folder = models.resolve(models.DEFAULT_MODEL, print)
+        engine = VllmEngine(
+            VllmEngineConfig(
+                folder,
+                models.revision(folder),
+                roles=frozenset({Role.DECODE}),
+                kv_cache_gib=0.5,
+                enforce_eager=True,
+                log_level="ERROR",
+            )
+        )
+        await engine.start(decode_steps.append)
+        yield engine
+        await engine.close()
+
+    @pytest.fixture(scope="class")
+    def prompt(self) -> Prompt:
+        """Text without near ties; it begins anew in each run, so that no worker has cached it."""
+        tokenizer = AutoTokenizer.from_pretrained(models.resolve(models.DEFAULT_MODEL, print))
+        return tuple(tokenizer(f"{uuid4()}: {begun_again(50, 6, 2)}").input_ids)
