@@ -52,7 +52,8 @@ class SseMeter:
             self._unfinished_event = events[end:]
             self._done = self._done or events.endswith(_DONE)
         if self.complete and not self._done:
-            raise AnswerError("the stream ended without [DONE]")
+            last = events.strip().rpartition(b"\n\n")[2].decode(errors="replace")
+            raise AnswerError(f"the stream ended without [DONE], after {last}")
         return events.count(b" ", 0, end) - events.count(b"data: ", 0, end)
 
     def _chunks(self, data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from uuid import uuid4
 
@@ -89,39 +90,46 @@ class RemotePrefill:
         await self._client.info()
 
 
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def prefill_engine(fleet: Fleet) -> AsyncIterator[Engine]:
+    engine = RemotePrefill(fleet.system.worker_address("prefill-0"))
+    await engine.start(lambda _: None)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="class")
+def decode_steps() -> list[StepStats]:
+    return []
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def decode_engine(decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
+    folder = models.resolve(models.DEFAULT_MODEL, print)
+    engine = VllmEngine(
+        VllmEngineConfig(
+            folder,
+            models.revision(folder),
+            roles=frozenset({Role.DECODE}),
+            kv_cache_gib=0.5,
+            cores=str(max(os.sched_getaffinity(0))),
+            enforce_eager=True,
+            log_level="ERROR",
+        )
+    )
+    await engine.start(decode_steps.append)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="class")
+def prompt() -> Prompt:
+    """Text without near ties; it begins anew in each run, so that no worker has cached it."""
+    tokenizer = AutoTokenizer.from_pretrained(models.resolve(models.DEFAULT_MODEL, print))
+    return tuple(tokenizer(f"{uuid4()}: {begun_again(50, 6, 2)}").input_ids)
+
+
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 class TestVllmEngine(EngineContract):
-    @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def prefill_engine(self, fleet: Fleet) -> AsyncIterator[Engine]:
-        engine = RemotePrefill(fleet.system.worker_address("prefill-0"))
-        await engine.start(lambda _: None)
-        yield engine
-        await engine.close()
-
-    @pytest.fixture(scope="class")
-    def decode_steps(self) -> list[StepStats]:
-        return []
-
-    @pytest_asyncio.fixture(scope="class", loop_scope="class")
-    async def decode_engine(self, decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
-        folder = models.resolve(models.DEFAULT_MODEL, print)
-        engine = VllmEngine(
-            VllmEngineConfig(
-                folder,
-                models.revision(folder),
-                roles=frozenset({Role.DECODE}),
-                kv_cache_gib=0.5,
-                enforce_eager=True,
-                log_level="ERROR",
-            )
-        )
-        await engine.start(decode_steps.append)
-        yield engine
-        await engine.close()
-
-    @pytest.fixture(scope="class")
-    def prompt(self) -> Prompt:
-        """Text without near ties; it begins anew in each run, so that no worker has cached it."""
-        tokenizer = AutoTokenizer.from_pretrained(models.resolve(models.DEFAULT_MODEL, print))
-        return tuple(tokenizer(f"{uuid4()}: {begun_again(50, 6, 2)}").input_ids)
+    """With the fixtures above, which are made once for the class."""
