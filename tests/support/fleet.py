@@ -80,13 +80,18 @@ class Fleet:
         return sample(text, name, labels)
 
     def ask(self, prompt: Prompt, mode: str, surface: Surface, stream: bool) -> Answer:
-        """One answer; a salt of its own keeps prefix caches out of it."""
-        ask = self._ask_http if surface == "http" else self._ask_grpc
-        return ask(prompt, mode, stream)
+        """One answer.
 
-    def _ask_http(self, prompt: Prompt, mode: str, stream: bool) -> Answer:
+        A salt of its own keeps prefix caches out of a hand-off: all of its KV must travel.
+        Colocated answers to the same prompt may share what is cached.
+        """
+        salt = "colocated" if mode == "colocated" else uuid4().hex
+        ask = self._ask_http if surface == "http" else self._ask_grpc
+        return ask(prompt, mode, stream, salt)
+
+    def _ask_http(self, prompt: Prompt, mode: str, stream: bool, salt: str) -> Answer:
         headers = {"x-pdserve-mode": mode}
-        extra = {"cache_salt": uuid4().hex}
+        extra = {"cache_salt": salt}
         if prompt.kind == "chat":
             raw = self.openai.chat.completions.with_raw_response.create(
                 model=self.model,
@@ -121,9 +126,9 @@ class Fleet:
         assert usage is not None
         return Answer("".join(texts), raw.headers["x-pdserve-mode"], usage.prompt_tokens)
 
-    def _ask_grpc(self, prompt: Prompt, mode: str, stream: bool) -> Answer:
+    def _ask_grpc(self, prompt: Prompt, mode: str, stream: bool, salt: str) -> Answer:
         sampling = generation.SamplingParams(max_tokens=prompt.max_tokens, temperature=0)
-        options = inference.RequestOptions(mode=MODES[mode], cache_salt=uuid4().hex)
+        options = inference.RequestOptions(mode=MODES[mode], cache_salt=salt)
         if prompt.kind == "chat":
             chat = inference.ChatRequest(
                 model=self.model,
