@@ -18,10 +18,11 @@ from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.lifecycle import Event
+from coordinator.observer import Observer
 from coordinator.policy.choose import choose
 from coordinator.policy.prefix import chain
 from coordinator.policy.snapshot import RequestFacts
-from coordinator.record import Observer, RequestRecord, ended_by
+from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import ChatPrompt, Delta, EngineRequest, GenerateSpec, Route

@@ -21,10 +21,10 @@ from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway, require_keys
 from coordinator.gateway.keys import KeyRing
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.observer import Observer
 from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
-from coordinator.record import Observer
 from coordinator.worker_client import GrpcWorkerClient
 from pdserve import logs, models
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings

@@ -5,16 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason
-
-if TYPE_CHECKING:
-    from coordinator.record import RequestRecord
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50)
 """Seconds; from a cached short prompt on a GPU to a long one on a CPU."""

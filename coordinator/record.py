@@ -1,18 +1,13 @@
-"""What is remembered of one request, and the one place where its end is told."""
+"""What is remembered of one request."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-import structlog
-
 from coordinator.lifecycle import Event, State, advance
-from coordinator.metrics import CoordinatorMetrics
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.types import Route, Usage
-
-access_log = structlog.get_logger("access")
 
 
 @dataclass(slots=True)
@@ -65,55 +60,8 @@ class RequestRecord:
         self.phases[name] = self.phases.get(name, 0.0) + taken
 
 
-class Observer:
-    """Tells metrics and the access log how each request ended."""
-
-    def __init__(self, metrics: CoordinatorMetrics) -> None:
-        self.metrics = metrics
-
-    def done(self, record: RequestRecord, error: PdserveError | None) -> None:
-        """Counts and logs the request; only the first call for a record does anything."""
-        if record.done:
-            return
-        record.done = True
-        outcome = "ok" if error is None else error.reason.label
-        ended = time.monotonic()
-        self.metrics.request_done(record, None if error is None else error.reason, ended)
-        usage = record.usage
-        route = record.route
-        first_token = record.first_token
-        access_log.info(
-            "request",
-            request_id=record.request_id,
-            trace_id=record.trace_id,
-            surface=record.surface,
-            operation=record.operation,
-            stream=record.stream,
-            model=record.model,
-            tenant=record.tenant,
-            outcome=outcome,
-            error=None if error is None else error.message,
-            mode=None if route is None else route.mode.value,
-            reason=None if route is None else route.reason,
-            arm=None if route is None else route.arm or None,
-            prefill_worker=record.prefill_worker or None,
-            decode_worker=record.decode_worker or None,
-            fallbacks=record.fallbacks or None,
-            prompt_tokens=record.prompt_tokens,
-            completion_tokens=None if usage is None else usage.completion_tokens,
-            cached_tokens=None if usage is None else usage.cached_tokens,
-            ttft_ms=_ms(None if first_token is None else first_token - record.received),
-            duration_ms=_ms(ended - record.received),
-            phases_ms={name: _ms(spent) for name, spent in record.phases.items()},
-        )
-
-
 def ended_by(error: PdserveError | None) -> Event:
     """The lifecycle event of an end."""
     if error is None:
         return Event.FINISH
     return Event.CANCEL if error.reason is ErrorReason.CANCELLED else Event.FAIL
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 2)

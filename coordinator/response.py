@@ -9,7 +9,8 @@ from collections.abc import Callable
 from coordinator.execution import Execution
 from coordinator.gateway.admission import Permit
 from coordinator.lifecycle import TERMINAL
-from coordinator.record import Observer, RequestRecord, ended_by
+from coordinator.observer import Observer
+from coordinator.record import RequestRecord, ended_by
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import Delta, Route
 

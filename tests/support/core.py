@@ -22,10 +22,11 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller, KeyRing
 from coordinator.lifecycle import TERMINAL
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.observer import Observer
 from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
-from coordinator.record import Observer, RequestRecord
+from coordinator.record import RequestRecord
 from coordinator.response import ResponseStream
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.types import (
@@ -174,7 +175,7 @@ def _fresh_loggers() -> Iterator[None]:
     """Those of the modules may have been tied to a configuration for good, by an earlier test."""
     with ExitStack() as stack:
         for logger in (
-            "coordinator.record.access_log",
+            "coordinator.observer.access_log",
             "coordinator.fleet.log",
             "coordinator.proving.log",
         ):

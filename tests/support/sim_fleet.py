@@ -23,10 +23,10 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.observer import Observer
 from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
-from coordinator.record import Observer
 from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
 from pdserve.clock import RealClock

@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 
 from coordinator.lifecycle import Event
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.record import Observer, RequestRecord, ended_by
+from coordinator.observer import Observer
+from coordinator.record import RequestRecord, ended_by
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.types import Mode, Route, Usage
 
