@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import random
 import socket
+from pathlib import Path
 
-from pdserve.config import LOOPBACK, Listen
+from pdserve.config import Listen
 from pdserve.errors import ConfigError
+
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 10_000
+_LEAST_CHOICE = 1_000
+"""Ports to choose from at least, where the kernel's own range begins early."""
 
 
 def check(listen: Listen, flag: str) -> None:
@@ -35,12 +41,27 @@ def is_free(port: int) -> bool:
 
 
 def pick(count: int) -> list[int]:
-    """Different free ports on the loopback address."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Different free ports on the loopback address, below those that the kernel gives out.
+
+    A port that the kernel may give to any outgoing connection could be taken in the moment in
+    which a worker starts again, and stay so for a minute.
+    """
+    candidates = range(_FIRST_PORT, _first_ephemeral_port())
+    picked: list[int] = []
+    for port in random.sample(candidates, len(candidates)):
+        if len(picked) == count:
+            return picked
+        if is_free(port):
+            picked.append(port)
+    raise ConfigError(f"fewer than {count} ports from {_FIRST_PORT} on are free")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        low = int(_EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
+    except OSError:  # not Linux: the range that IANA sets aside
+        return 49_152
+    return max(low, _FIRST_PORT + _LEAST_CHOICE)
 
 
 def _bind(listen: Listen) -> None:

@@ -29,7 +29,7 @@ class Prompt:
 
     kind: Literal["chat", "completion"]
     text: str
-    max_tokens: int = 12
+    max_tokens: int = 8
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ def test_a_port_that_is_taken_is_told(taken: int) -> None:
     assert all(map(ports.is_free, picked))
 
 
+def test_no_outgoing_connection_can_take_a_port_that_was_picked() -> None:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(ports.pick(50)) < low
+
+
 @pytest.mark.parametrize("unlucky", [1, 3])
 async def test_a_port_that_is_snatched_away_is_replaced_by_another(
     tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch, unlucky: int
