@@ -18,6 +18,8 @@ _TIMEOUT = httpx.Timeout(10.0, read=None)
 @contextlib.contextmanager
 def connect(url: str, key: str | None) -> Iterator[httpx.Client]:
     """A client for the coordinator at `url`; what httpx raises inside becomes a CliError."""
+    if key and not (key.isascii() and key.isprintable()):
+        raise CliError("--key: an API key is printable ASCII")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env: a proxy of the environment must not get between two local processes.

@@ -20,8 +20,10 @@ from cli.report import Endpoints, Reporter
 from cli.supervisor import GaveUpError, Supervisor
 from coordinator.gateway.gateway import require_keys
 from coordinator.gateway.keys import KeyRing
+from coordinator.gateway.limits import RateLimiter
 from pdserve import models
 from pdserve.config import Listen, ModelConfig, Settings
+from pdserve.errors import ConfigError
 from pdserve.types import Role
 
 COORDINATOR = "coordinator"
@@ -212,8 +214,11 @@ def _checked(settings: Settings) -> Settings:
     """With real ports instead of 0, so that a restart keeps them. Raises ConfigError."""
     config = settings.coordinator
     require_keys(config.http, config.grpc, config.gateway)
+    RateLimiter(config.gateway.rate)
     if config.gateway.keys_file is not None:
         KeyRing.load(config.gateway.keys_file)
+    if config.http.port and config.http == config.grpc:
+        raise ConfigError(f"--port and --grpc-port are both {config.http.port}")
     ports.check(config.http, "--port")
     ports.check(config.grpc, "--grpc-port")
     http, grpc = (

@@ -17,6 +17,7 @@ from coordinator import catalog
 from coordinator.dispatch import Dispatcher
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
+from coordinator.facade.http_wire import HttpProtocol
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway, require_keys
 from coordinator.gateway.keys import KeyRing
@@ -119,7 +120,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

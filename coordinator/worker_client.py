@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol
 
 import grpc
-from grpc.aio import AioRpcError, StreamStreamCall
+from grpc.aio import AioRpcError, StreamStreamCall, UnaryStreamCall
 
 from coordinator.sequence import Sequence
 from pdserve import convert
@@ -22,7 +22,7 @@ from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
 from pdserve.v1 import decode_pb2 as decode
 from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
-from pdserve.v1.prefill_pb2 import PrefillResponse, ReleaseRequest
+from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse, ReleaseRequest
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
 from pdserve.v1.worker_pb2 import GetWorkerInfoRequest, WatchLoadRequest
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # these exist in the stubs' types alone
 
 INFO_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 5.0
+CATCH_UP_S = 0.02
+"""Enough for a loop that is behind, as after a worker's loss, to read what has arrived."""
 
 
 class WorkerClient(Protocol):
@@ -92,6 +94,7 @@ class GrpcWorkerClient:
         """`address` is host:port. Connects when it is first used."""
         self._channel = channel(address)
         self._metadata = call_metadata(fleet_key)
+        self._given_up: set[asyncio.Task[None]] = set()
         # The generated stubs serve sync and async channels; their types tell the two apart.
         self._worker: WorkerServiceAsyncStub = WorkerServiceStub(self._channel)
         self._prefill: PrefillServiceAsyncStub = PrefillServiceStub(self._channel)
@@ -117,9 +120,36 @@ class GrpcWorkerClient:
 
     async def prefill(self, request: EngineRequest) -> PrefillResult:
         message = convert.prefill_request_to_proto(request)
+        call = self._prefill.Prefill(message, metadata=self._metadata)
+        reading = asyncio.create_task(self._result(call))
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._give_up(call, reading))
+            self._given_up.add(task)
+            task.add_done_callback(self._given_up.discard)
+            raise
+
+    async def _give_up(
+        self,
+        call: UnaryStreamCall[PrefillRequest, PrefillResponse],
+        reading: asyncio.Task[PrefillResult],
+    ) -> None:
+        """Stops a prefill. Its handle may have come, unread; nobody else would end that lease."""
+        await asyncio.wait({reading}, timeout=CATCH_UP_S)
+        call.cancel()
+        try:
+            result = await reading
+        except (PrefillError, asyncio.CancelledError):
+            return
+        await self.release(result.handle.handle_id)
+
+    async def _result(
+        self, call: UnaryStreamCall[PrefillRequest, PrefillResponse]
+    ) -> PrefillResult:
         try:
             event: PrefillResponse
-            async for event in self._prefill.Prefill(message, metadata=self._metadata):
+            async for event in call:
                 if event.HasField("finished"):
                     return convert.prefill_result_from_proto(event.finished)
         except AioRpcError as error:
@@ -147,6 +177,7 @@ class GrpcWorkerClient:
         return GrpcSession(self._decode, self._metadata)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._given_up, return_exceptions=True)
         await self._channel.close()
 
 

@@ -25,11 +25,12 @@ from pdserve.errors import ConfigError
 from pdserve.types import Fallback, Mode, Role
 
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
+Name = Annotated[str, Field(min_length=1)]
 LOOPBACK = "127.0.0.1"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Listen(_Section):
@@ -53,7 +54,7 @@ class Listen(_Section):
 class ModelConfig(_Section):
     """One served model: its name to clients, its files, and how its requests are routed."""
 
-    name: str = "smollm2-135m-instruct"
+    name: Name = "smollm2-135m-instruct"
     path: str | None = Field(
         default=None, description="folder of the model; the tokenizer is read from it"
     )
@@ -78,7 +79,7 @@ class ModelConfig(_Section):
 class Arm(_Section):
     """One side of an experiment; weights are relative to one another."""
 
-    name: str
+    name: Name
     mode: Mode
     weight: float = Field(default=1.0, ge=0)
 
@@ -195,8 +196,8 @@ class SimConfig(_Section):
 class WorkerConfig(_Section):
     """One worker process; a role is a service that it hosts on its engine."""
 
-    id: str = "worker-0"
-    roles: frozenset[Role] = frozenset({Role.DECODE})
+    id: Name = "worker-0"
+    roles: frozenset[Role] = Field(default=frozenset({Role.DECODE}), min_length=1)
     model: ModelConfig = ModelConfig()
     engine: Literal["vllm", "sim"] = "vllm"
     grpc: Listen = Listen()
@@ -257,8 +258,10 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"configuration: {field}: {first['msg']}") from None
-    except (SettingsError, yaml.YAMLError) as error:
+    except (SettingsError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration: {' '.join(str(error).split())}") from None
+    except ValueError:  # of dict(), which the file's content is put through
+        raise ConfigError(f"configuration: {path} does not hold sections, `name: value`") from None
 
 
 def dump(settings: Settings) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError as ParseError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
@@ -70,7 +71,13 @@ def from_rpc_error(error: grpc.aio.AioRpcError, lost: ErrorReason) -> PdserveErr
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed")
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.UNKNOWN:
+        # INTERNAL is what gRPC calls a stream that broke; our own would have said why.
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.UNKNOWN
+            | grpc.StatusCode.INTERNAL
+        ):
             return PdserveError(lost, "the connection to the worker was lost")
         case code:
             return PdserveError(ErrorReason.INTERNAL, f"a worker answered {code.name}")
@@ -105,14 +112,38 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
             guard(getattr(handler, kind), method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=(
+                handler.request_deserializer
+                if handler.request_streaming
+                else _parser(handler.request_deserializer)
+            ),
             response_serializer=handler.response_serializer,
         )
+
+
+def _parser(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """gRPC answers what cannot be parsed with UNKNOWN, and logs a traceback of its own; a guard
+    answers the error that this returns."""
+
+    def parsed(data: bytes) -> Any:
+        assert parse is not None
+        try:
+            return parse(data)
+        except ParseError:
+            return PdserveError(ErrorReason.INVALID_ARGUMENT, "the message cannot be parsed")
+
+    return None if parse is None else parsed
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, PdserveError):
+        raise request
 
 
 def _guard_unary(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
+            _check(request)
             return await behaviour(request, context)
         except Exception as error:
             await abort(context, _told(error, method))
@@ -126,6 +157,7 @@ def _guard_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., A
     # gRPC leaves it to the garbage collector.
     async def guarded(request: Any, context: Context) -> None:
         try:
+            _check(request)
             result = behaviour(request, context)
             if asyncio.iscoroutine(result):
                 await result

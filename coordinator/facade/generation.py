@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
-from coordinator.facade.http_wire import WhileConnected, chunk_writer, read_json_body
+from coordinator.facade.http_wire import (
+    WhileConnected,
+    chunk_writer,
+    read_json_body,
+    stopping,
+)
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.openai_answer import chat_completion, completion
 from coordinator.facade.openai_schema import (
@@ -99,11 +105,11 @@ class GenerationResponse(Response):
         )
         stream: TokenStream | None = None
         try:
-            async with WhileConnected(receive):
+            async with WhileConnected(receive) as connection:
                 stream = await self._intake.open(spec, caller, record, body.param_names)
                 if record.stream:
                     frames = Frames(identity, self.operation.chunk, body.include_usage)
-                    last = await self._stream(stream, frames, record, send)
+                    last = await self._stream(stream, frames, record, send, connection)
                 else:
                     last = await self._collect(stream, identity, record)
         finally:
@@ -123,7 +129,12 @@ class GenerationResponse(Response):
         return [_start(b"application/json", stream.route, record, length), _body(content)]
 
     async def _stream(
-        self, stream: TokenStream, frames: Frames, record: RequestRecord, send: Send
+        self,
+        stream: TokenStream,
+        frames: Frames,
+        record: RequestRecord,
+        send: Send,
+        connection: WhileConnected,
     ) -> list[Message]:
         """Sends all but the last message, which it returns."""
         await send(_start(b"text/event-stream; charset=utf-8", stream.route, record, *_UNBUFFERED))
@@ -145,8 +156,15 @@ class GenerationResponse(Response):
                         }
                     )
             raise ended_early()
+        except asyncio.CancelledError:
+            if connection.client_left:
+                raise
+            return [self._broken(record, stopping())]
         except Exception as error:
-            return [_body(error_event(error_json(self._intake.failed(record, error))))]
+            return [self._broken(record, error)]
+
+    def _broken(self, record: RequestRecord, error: Exception) -> Message:
+        return _body(error_event(error_json(self._intake.failed(record, error))))
 
 
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))

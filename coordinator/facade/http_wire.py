@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
+import httptools
 from starlette.datastructures import Headers
 from starlette.types import Receive, Send
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
@@ -42,21 +43,54 @@ async def read_json_body(headers: Headers, receive: Receive, max_bytes: int) -> 
     return b"".join(parts)
 
 
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's, but one that ignores the offer of another protocol, as RFC 9110 has it.
+
+    The parser takes the body of such a request for bytes of that protocol; and Java's own
+    client offers HTTP/2 with every request.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._should_upgrade():
+                self._start_anew(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning("invalid HTTP request")
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _should_upgrade(self) -> bool:
+        """Has uvicorn leave the request alone until it comes without the offer."""
+        return any(name == b"upgrade" for name, _ in self.headers)
+
+    def _start_anew(self, rest: bytes) -> None:
+        """The head once more, without the offer, then what came after it."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = (pair for pair in self.headers if pair[0] != b"upgrade")
+        head = b"%b %b HTTP/%b\r\n" % (method, self.url, version)
+        lines = (b"%b: %b\r\n" % pair for pair in kept)
+        self.data_received(b"".join((head, *lines, b"\r\n", rest)))
+
+
 class WhileConnected:
     """Ends the body of its `async with` when the client leaves, by PdserveError CANCELLED.
 
-    To be entered once the request's body is read, and left before the response is complete.
+    Whoever else cancels it is a server that stops: PdserveError DRAINING. To be entered once the
+    request's body is read, and left before the response is complete.
     """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._left = False
+        self.client_left = False
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> WhileConnected:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._watcher = asyncio.create_task(self._watch())
+        return self
 
     async def __aexit__(
         self,
@@ -65,13 +99,15 @@ class WhileConnected:
         traceback: TracebackType | None,
     ) -> None:
         self._watcher.cancel()
-        if self._left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+        if self.client_left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise _client_left() from None
+        if kind is asyncio.CancelledError and not self.client_left:
+            raise stopping() from None
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._left = True
+        self.client_left = True
         self._task.cancel()
 
 
@@ -94,6 +130,10 @@ def chunk_writer(send: Send) -> Callable[[bytes], bool] | None:
         return True
 
     return write_chunk
+
+
+def stopping() -> PdserveError:
+    return PdserveError(ErrorReason.DRAINING, "the server stopped before the end of the answer")
 
 
 def _too_large(max_bytes: int) -> RejectedError:

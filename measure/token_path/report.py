@@ -88,8 +88,8 @@ def _noise(measured: Sequence[Measured]) -> list[str]:
         return []
     return [
         f"**Noisy:** other processes used {foreign.median:.0%} of the router's core (median of all "
-        f"measurements; at most {foreign.highest:.0%}). They cost the router its caches and its "
-        "turn: times are too long, and differences within the ranges mean nothing."
+        f"measurements; at most {foreign.highest:.0%}). Repeat the run on a quiet machine before "
+        "anything is concluded from it."
     ]
 
 

@@ -64,7 +64,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The load now, then each change, at most one message every 100 ms.
+        """The load now, then each change, at most one message every 500 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -102,6 +103,20 @@ async def test_a_lease_that_nobody_needs_is_ended() -> None:
         for _ in range(2):
             await client.release(result.handle.handle_id)
         assert worker.workload.load.open_leases == 0
+
+
+async def test_a_handle_that_comes_too_late_is_given_back() -> None:
+    async with started() as (worker, client):
+        for steps in range(30):
+            reading = asyncio.create_task(client.prefill(request()))
+            await worker.until(lambda load: load.open_leases > 0)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            time.sleep(0.005)  # noqa: ASYNC251  (the answer arrives, but is not read)
+            reading.cancel()
+            (result,) = await asyncio.gather(reading, return_exceptions=True)
+            if not isinstance(result, BaseException):
+                await client.release(result.handle.handle_id)
 
 
 async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:

@@ -96,10 +96,12 @@ def test_the_file_is_overruled_by_the_environment_and_that_by_flags(tmp_path: Pa
         (("up", "--engine", "sim", "--host", "0.0.0.0"), "without API keys"),
         (("up", "--engine", "sim", "--keys-file", "/no/keys"), "/no/keys"),
         (("up", "--engine", "sim", "--port", "0", "--host", "192.0.2.1"), "192.0.2.1"),
+        (("up", "--engine", "sim", "--port", "47", "--grpc-port", "47"), "both"),
         (("prefill", "--roles", "decode"), "one role"),
         (("worker", "--roles", "prefill,cook"), "worker.roles"),
         (("status", "--url", "http://127.0.0.1:1"), "no coordinator answers at http://127.0.0.1:1"),
         (("chat", "--url", "nowhere"), "nowhere"),
+        (("status", "--key", "ü"), "--key"),
         (("keys", "new", "--tenant", "a", "--rate", "often", "--file", "/no/such/k"), "rate"),
         (("keys", "new", "--tenant", "a", "--file", "/no/such/keys"), "/no/such/keys"),
         (("model", "fetch", "/no/such/folder"), "/no/such/folder"),
@@ -110,8 +112,34 @@ def test_what_is_wrong_is_told_in_one_line(args: tuple[str, ...], said: str) -> 
     assert said in failure(*args, **env)
 
 
+def test_a_rate_that_is_none_is_told_before_anything_starts() -> None:
+    said = failure("up", "--engine", "sim", PDSERVE_COORDINATOR__GATEWAY__RATE="often")
+    assert said.startswith("gateway.rate")
+
+
 def test_the_settings_of_the_environment_are_checked() -> None:
     assert "worker.lease_s" in failure("config", PDSERVE_WORKER__LEASE_S="-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"- a", "pdserve.yaml does not hold sections"),
+        (b"coordinator", "pdserve.yaml does not hold sections"),
+        (b"\xff\xfe", "can't decode"),
+        (b"a: b: c", "mapping values are not allowed"),
+        (b"coordinator: {drain_s: .inf}", "coordinator.drain_s"),
+        (b"worker: {lease_s: .inf}", "worker.lease_s"),
+        (b"worker: {sim: {decode_step_s: .inf}}", "worker.sim.decode_step_s"),
+        (b"worker: {roles: []}", "worker.roles"),
+        (b"worker: {id: ''}", "worker.id"),
+        (b"coordinator: {models: [{name: ''}]}", "coordinator.models.0.name"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_told(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "pdserve.yaml"
+    file.write_bytes(content)
+    assert said in failure("config", "--config", str(file))
 
 
 def test_new_keys_are_good_and_only_hashes_are_kept(tmp_path: Path) -> None:

@@ -10,10 +10,7 @@ import pytest
 
 from pdserve.types import Delta
 from tests.support.fake_dispatch import answer
-from tests.support.http_facade import (
-    COMPLETION,
-    HttpFacade,
-)
+from tests.support.http_facade import COMPLETION, HttpFacade, http_facade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -90,3 +87,49 @@ async def test_connection_is_kept_after_an_answer(facade: HttpFacade) -> None:
         await reader.readuntil(b'"cached_tokens":0}}}')
     writer.close()
     assert [label for _, label in facade.observer.ends] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+async def test_the_offer_of_another_protocol_is_ignored(facade: HttpFacade, pieces: int) -> None:
+    content = json.dumps(COMPLETION).encode()
+    request = (  # Java's own client makes it
+        b"POST /v1/completions HTTP/1.1\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+        b"host: x\r\nhttp2-settings: AAEAAEAA\r\nupgrade: h2c\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(content) + content
+    )
+    reader, writer = await asyncio.open_connection(*facade.address.split(":"))
+    for _ in range(2):
+        size = -(-len(request) // pieces)
+        for at in range(0, len(request), size):
+            writer.write(request[at : at + size])
+            await asyncio.sleep(0.01)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b'"cached_tokens":0}}}')
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "script", "status", "last"),
+    [
+        (True, [Delta("a"), asyncio.Event()], 200, b"data: "),
+        (False, [Delta("a"), asyncio.Event()], 503, b""),
+        (True, [asyncio.Event()], 503, b""),
+    ],
+)
+async def test_an_answer_that_outlasts_the_drain_ends_with_an_error(
+    stream: bool, script: list[Any], status: int, last: bytes
+) -> None:
+    async with http_facade() as stopping:
+        stopping.dispatcher.script = script
+        content = json.dumps({**COMPLETION, "stream": stream}).encode()
+        reader, writer = await asyncio.open_connection(*stopping.address.split(":"))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(content) + content
+        )
+        await stopping.dispatcher.opening.wait()
+    got = await reader.read()
+    writer.close()
+    assert got.startswith(b"HTTP/1.1 %d " % status)
+    assert got.rstrip(b"0\r\n").splitlines()[-1].startswith(last + b'{"error":{"message":"')
+    assert b'"code":"draining"' in got

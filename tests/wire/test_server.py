@@ -154,6 +154,19 @@ async def test_any_other_exception_is_internal_and_not_shown(
     assert "secret detail" in caplog.text + "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("method", ["Release", "Prefill"])
+async def test_what_cannot_be_parsed_is_refused(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serve(*services()) as server, channel(server.address) as opened:
+        call = opened.unary_stream(f"/pdserve.v1.PrefillService/{method}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff").read()
+    told = from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
+    assert told.reason is ErrorReason.INVALID_ARGUMENT
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
 async def test_a_cancelled_call_closes_the_handler_at_once() -> None:
     servicer = Failing(None)
     added = (add_PrefillServiceServicer_to_server, servicer, prefill_pb2.DESCRIPTOR)
