@@ -16,6 +16,7 @@ Every metric lives on the registry that is passed in. Series of a worker:
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     # The base class asks the resolver for the host's full name, which can take seconds.
     def server_bind(self) -> None:
+        # A worker that starts again finds its last scrapes' connections in TIME_WAIT.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]

@@ -85,3 +85,12 @@ def test_a_taken_port_is_told_in_one_line() -> None:
             metrics_server(Listen(port=port), CollectorRegistry(), None),
         ):
             pass
+
+
+def test_a_worker_that_starts_again_gets_its_port_back_after_scrapes() -> None:
+    with metrics_server(Listen(), CollectorRegistry(), None) as address:
+        scrape(address)
+    port = int(address.rpartition(":")[2])
+    with metrics_server(Listen(port=port), CollectorRegistry(), None) as again:
+        assert again == address
+        scrape(again)
