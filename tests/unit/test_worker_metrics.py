@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
@@ -89,8 +91,13 @@ def test_a_taken_port_is_told_in_one_line() -> None:
 
 def test_a_worker_that_starts_again_gets_its_port_back_after_scrapes() -> None:
     with metrics_server(Listen(), CollectorRegistry(), None) as address:
-        scrape(address)
-    port = int(address.rpartition(":")[2])
+        host, _, digits = address.rpartition(":")
+        port = int(digits)
+        # The side that closes first, here the server, keeps the port in TIME_WAIT.
+        with socket.create_connection((host, port)) as scraper:
+            scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while scraper.recv(65_536):
+                pass
     with metrics_server(Listen(port=port), CollectorRegistry(), None) as again:
         assert again == address
         scrape(again)
