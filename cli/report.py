@@ -232,4 +232,4 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
 Ctrl-C stops everything."""
 
 
-_QUESTION = "What is the capital of France?"
+_QUESTION = "How many days are in a week?"
