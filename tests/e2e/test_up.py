@@ -50,7 +50,8 @@ def test_a_second_signal_ends_everything_at_once(sim: RunningSystem) -> None:
     body = {"model": ready["model"], "prompt": "hello", "max_tokens": 8000, "ignore_eos": True}
     url = f"http://{ready['http']}/v1/completions"
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: its end would be the client's leaving
+        next(lines)
         since = len(sim.events)
         sim.process.send_signal(signal.SIGINT)
         sim.wait_for("step", name="stop", since=since)
