@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Step:
     detail: str = ""
 
 
-class Reporter:
+class Reporter(ABC):
     """Keeps the steps; a subclass shows them. Also the observer of the supervisor."""
 
     def __init__(
@@ -79,36 +80,36 @@ class Reporter:
         """Nothing is waited for any more."""
         self._steps.clear()
 
-    def show_step(self, name: str, step: Step) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show_step(self, name: str, step: Step) -> None: ...
 
-    def show_still(self, name: str, step: Step, seconds: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show_still(self, name: str, step: Step, seconds: float) -> None: ...
 
-    def show_done(self, name: str, text: str, seconds: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show_done(self, name: str, text: str, seconds: float) -> None: ...
 
     def show_line(self, name: str, line: str) -> None:
         print(f"{name} | {line}", file=sys.stderr, flush=True)
 
-    def ready(self, endpoints: Endpoints) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def ready(self, endpoints: Endpoints) -> None: ...
 
-    def died(self, ending: Ending, restart_in_s: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def died(self, ending: Ending, restart_in_s: float) -> None: ...
 
+    @abstractmethod
     def failed(self, ending: Ending) -> None:
         """A child has ended and everything else is stopped because of it."""
-        raise NotImplementedError
 
-    def restarted(self, name: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def restarted(self, name: str) -> None: ...
 
-    def killed(self, name: str, after_s: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def killed(self, name: str, after_s: float) -> None: ...
 
-    def stopped(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stopped(self) -> None: ...
 
 
 class PlainReporter(Reporter):
