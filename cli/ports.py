@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import random
-import socket
 from pathlib import Path
 
 from pdserve.config import Listen
 from pdserve.errors import ConfigError
+from pdserve.probe import probe
 
 _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 10_000
@@ -19,7 +19,7 @@ _LEAST_CHOICE = 1_000
 def check(listen: Listen, flag: str) -> None:
     """Raises ConfigError if no server could listen there; `flag` is what sets the port."""
     try:
-        _bind(listen)
+        probe(listen)
     except OSError as error:
         what = f"port {listen.port} on {listen.host}"
         if error.errno == errno.EADDRINUSE:
@@ -34,7 +34,7 @@ def check(listen: Listen, flag: str) -> None:
 def is_free(port: int) -> bool:
     """Whether a server could listen on this loopback port now."""
     try:
-        _bind(Listen(port=port))
+        probe(Listen(port=port))
     except OSError:
         return False
     return True
@@ -62,13 +62,3 @@ def _first_ephemeral_port() -> int:
     except OSError:  # not Linux: the range that IANA sets aside
         return 49_152
     return max(low, _FIRST_PORT + _LEAST_CHOICE)
-
-
-def _bind(listen: Listen) -> None:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # As servers do: a port that has only connections in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pdserve.channel import KEEPALIVE_OPTIONS, SIZE_OPTIONS
 from pdserve.config import Listen
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.fleet_key import FleetKeyInterceptor, refusing
+from pdserve.probe import probe
 from pdserve.rpc_errors import Continuation, ErrorInterceptor, Handler
 
 _STOP_GRACE_S = 0.5
@@ -115,7 +115,7 @@ class GrpcServer:
 
 def _bind(server: grpc.aio.Server, listen: Listen) -> int:
     try:
-        _try(listen)
+        probe(listen)
         return server.add_insecure_port(listen.address)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -125,18 +125,6 @@ def _bind(server: grpc.aio.Server, listen: Listen) -> int:
         raise ConfigError(f"cannot listen on {listen.address}: {reason}{hint}") from None
     except RuntimeError:
         raise ConfigError(f"cannot listen on {listen.address}") from None
-
-
-def _try(listen: Listen) -> None:
-    """Raises OSError when the address cannot be bound: gRPC writes the cause to its log only."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        # Two sockets may be bound to one address as long as neither listens.
-        probe.listen(1)
 
 
 class _Gate(grpc.aio.ServerInterceptor):
