@@ -116,7 +116,8 @@ class Dispatcher:
         record: RequestRecord,
     ) -> tuple[Execution, Delta]:
         """Plans and tries, each time without what failed, until a first delta comes."""
-        facts = self._facts(spec, model, request)
+        prefix = chain(request.token_ids, request.cache_salt)
+        facts = self._facts(spec, model, len(request.token_ids), prefix)
         failure: PdserveError | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -128,7 +129,7 @@ class Dispatcher:
             record.prefill_worker = plan.prefill or ""
             record.decode_worker = plan.decode
             record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
-            execution = Execution(self._fleet, plan, request)
+            execution = Execution(self._fleet, plan, request, prefix)
             try:
                 return execution, await execution.begin(record)
             except (PrefillError, DecodeError) as error:
@@ -151,16 +152,15 @@ class Dispatcher:
         return model.context_length if served is None else min(served, model.context_length)
 
     def _facts(
-        self, spec: GenerateSpec, model: ServedModel, request: EngineRequest
+        self, spec: GenerateSpec, model: ServedModel, num_tokens: int, prefix: tuple[int, ...]
     ) -> RequestFacts:
-        hashes = chain(request.token_ids, request.cache_salt)
         keys = {"request": spec.request_id, "session": spec.session, "tenant": spec.tenant}
         return RequestFacts(
-            prompt_tokens=len(request.token_ids),
+            prompt_tokens=num_tokens,
             asked=spec.mode,
             # A request without a session or a tenant falls into an arm by itself.
             sticky_key=keys[model.policy.sticky] or spec.request_id,
-            cached_tokens=self._fleet.cached_tokens(model.config.name, hashes),
+            cached_tokens=self._fleet.cached_tokens(model.config.name, prefix),
         )
 
 

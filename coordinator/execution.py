@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from coordinator.fleet import Fleet, Worker
 from coordinator.lifecycle import Event
-from coordinator.policy.prefix import chain
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from coordinator.sequence import Sequence
@@ -22,10 +21,14 @@ class Execution:
     `release` gives back both and may be called at any time, more than once.
     """
 
-    def __init__(self, fleet: Fleet, plan: Plan, request: EngineRequest) -> None:
+    def __init__(
+        self, fleet: Fleet, plan: Plan, request: EngineRequest, prefix: tuple[int, ...] = ()
+    ) -> None:
+        """`prefix` are the prompt's block hashes, which the decode worker then holds."""
         self.plan = plan
         self._fleet = fleet
         self._request = request
+        self._prefix = prefix
         self._decode: Worker | None = None
         self._session: Session | None = None
         self._sequence: Sequence | None = None
@@ -53,7 +56,7 @@ class Execution:
         if first.timings is not None:
             record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
         self._end_lease()
-        self._remember_prefix(decode)
+        decode.prefixes.add(self._prefix)
         return self._with_true_usage(first)
 
     async def next(self) -> Delta:
@@ -123,9 +126,6 @@ class Execution:
             worker, handle = self._lease
             self._lease = None
             self._fleet.release_kv(worker, handle.handle_id)
-
-    def _remember_prefix(self, decode: Worker) -> None:
-        decode.prefixes.add(chain(self._request.token_ids, self._request.cache_salt))
 
     def _with_true_usage(self, delta: Delta) -> Delta:
         """A handed-over prompt was read by the prefill worker: its cache hits are the true ones."""

@@ -48,14 +48,10 @@ class Sequence:
         )
 
     def push(self, delta: Delta) -> None:
-        pending = self._pending
-        if pending is None:
+        if self._pending is None:
             self._pending = delta
         else:
-            pending.text += delta.text
-            pending.token_ids += delta.token_ids
-            pending.finish_reason = delta.finish_reason
-            pending.usage = delta.usage
+            self._pending.extend(delta)
         self._wake()
 
     def grant(self) -> None:

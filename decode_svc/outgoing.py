@@ -31,11 +31,8 @@ class Outgoing:
         if waiting is None:
             self._deltas[sequence_id] = delta
             self._wake()
-            return
-        waiting.text += delta.text
-        waiting.token_ids += delta.token_ids
-        waiting.finish_reason = delta.finish_reason
-        waiting.usage = delta.usage
+        else:
+            waiting.extend(delta)
 
     def fail(self, sequence_id: int, failure: Failure) -> None:
         self._failures[sequence_id] = failure

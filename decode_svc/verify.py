@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import fields
 
-from pdserve.convert import digest
 from pdserve.engine.base import EngineInfo
 from pdserve.errors import DecodeError, ErrorReason
+from pdserve.handle import digest
 from pdserve.types import (
     EngineRequest,
     Fingerprint,

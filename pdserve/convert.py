@@ -7,9 +7,6 @@ raises PdserveError INVALID_ARGUMENT.
 
 from __future__ import annotations
 
-import struct
-
-from blake3 import blake3
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -57,11 +54,6 @@ _ROLE_TO_PROTO = {
     Role.DECODE: worker_pb2.ROLE_DECODE,
 }
 _ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
-
-
-def digest(token_ids: tuple[int, ...], cache_salt: str) -> bytes:
-    """BLAKE3 (32 bytes) over the ids, little-endian 32 bit each, then the salt in UTF-8."""
-    return blake3(struct.pack(f"<{len(token_ids)}I", *token_ids) + cache_salt.encode()).digest()
 
 
 def duration(seconds: float) -> Duration:

@@ -144,6 +144,13 @@ class Delta:
     usage: Usage | None = None
     timings: FirstTokenTimings | None = None
 
+    def extend(self, later: Delta) -> None:
+        """Takes in the delta that follows this one."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.usage = later.usage
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

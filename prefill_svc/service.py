@@ -11,6 +11,7 @@ import structlog
 from pdserve import convert
 from pdserve.engine.base import Engine, Prefilled
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
+from pdserve.handle import digest
 from pdserve.rpc_errors import Context
 from pdserve.types import EngineRequest, KvDescriptor, KvHandle, PrefillResult, Role
 from pdserve.v1 import prefill_pb2
@@ -110,7 +111,7 @@ class PrefillService(PrefillServiceServicer):
             worker_id=self._identity.worker_id,
             epoch=self._identity.epoch,
             fingerprint=self._engine.info.fingerprint,
-            digest=convert.digest(prompt.token_ids, prompt.cache_salt),
+            digest=digest(prompt.token_ids, prompt.cache_salt),
             num_tokens=len(prompt.token_ids),
             lease_expiry=self._wall_clock() + lease_s,
             descriptor=descriptor,

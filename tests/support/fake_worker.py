@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.sequence import Sequence
-from pdserve.convert import digest
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
+from pdserve.handle import digest
 from pdserve.types import (
     Delta,
     EngineRequest,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,7 +199,3 @@ def test_a_handle_without_a_transport_is_incompatible() -> None:
     with pytest.raises(PdserveError) as caught:
         convert.handle_from_proto(kv_pb2.KvHandle(handle_id="a"))
     assert caught.value.reason is ErrorReason.KV_INCOMPATIBLE
-
-
-def test_the_digest_is_over_little_endian_ids_then_the_salt() -> None:
-    assert convert.digest((1, 256), "s") == blake3(b"\1\0\0\0\0\1\0\0s").digest()

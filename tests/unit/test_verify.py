@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 import pytest
 
 from decode_svc.verify import HandleVerifier
-from pdserve.convert import digest
 from pdserve.engine.base import EngineInfo
 from pdserve.errors import DecodeError, ErrorReason
+from pdserve.handle import digest
 from pdserve.types import (
     EngineRequest,
     Fingerprint,

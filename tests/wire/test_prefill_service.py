@@ -10,6 +10,7 @@ import pytest
 
 from pdserve import convert
 from pdserve.errors import ErrorReason
+from pdserve.handle import digest
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, Role
 from pdserve.v1 import prefill_pb2
@@ -46,7 +47,7 @@ async def test_the_handle_says_all_that_the_decode_side_verifies(worker: SimWork
     assert len(handle.handle_id) == 32
     assert (handle.worker_id, handle.epoch) == ("worker-1", "epoch-1")
     assert handle.fingerprint == worker.engine.info.fingerprint
-    assert handle.digest == convert.digest(asked.token_ids, "salt")
+    assert handle.digest == digest(asked.token_ids, "salt")
     assert handle.num_tokens == 80
     assert before + 30 <= handle.lease_expiry <= time.time() + 30
     assert result.cached_tokens == 0
