@@ -109,7 +109,7 @@ class Execution:
         if worker is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
         with _Reading(worker, len(request.token_ids)):
-            async with sequence.or_failure():
+            async with sequence.or_failure(), worker.or_loss():
                 result = await worker.client.prefill(request)
         self._prefilled = result
         self._lease = (worker, result.handle)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,13 +18,17 @@ import structlog
 from coordinator.policy.prefix import BLOCK_TOKENS, PrefixIndex
 from coordinator.policy.snapshot import Snapshot, WorkerView
 from coordinator.worker_client import Session, WorkerClient
-from pdserve.errors import ErrorReason, PdserveError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import Load, Role, WorkerInfo
 
 log = structlog.get_logger("fleet")
 
 RECONNECT_S = 0.25
 """Pause between attempts to reach a worker that is away."""
+
+SILENCE_S = 2.0
+"""A worker whose load reports have been missing for this long is taken for lost."""
+_SILENCE_TICKS = 8
 
 
 class WorkerState(StrEnum):
@@ -54,6 +59,34 @@ class Worker:
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(0))
+    _calls: set[asyncio.Timeout] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def or_loss(self) -> AsyncIterator[None]:
+        """Cancels what is awaited inside as soon as the worker is lost, and raises
+        PrefillError: a call to a process that was stopped breaks much later, or never."""
+        lost = PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
+        if not self.connected:
+            raise lost
+        try:
+            async with asyncio.timeout(None) as call:
+                self._calls.add(call)
+                yield
+        except TimeoutError:
+            raise lost from None
+        finally:
+            self._calls.discard(call)
+
+    def lose(self) -> None:
+        """Forgets what was true of the process, and ends what waits in `or_loss`."""
+        self.connected = False
+        self.session = None
+        self.load = Load()
+        # The process may be gone for good; one that only lost its network proves itself anew.
+        self.proven = False
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
 
     def hosts(self, role: Role) -> bool:
         return self.info is not None and role in self.info.roles
@@ -204,10 +237,15 @@ class Fleet:
             if Role.DECODE in info.roles:
                 session = worker.client.open_session()
                 life.create_task(session.run())
-            life.create_task(self._watch(worker, info, session))
+            silence = _Silence()
+            life.create_task(silence.over())
+            life.create_task(self._watch(worker, info, session, silence))
 
-    async def _watch(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
+    async def _watch(
+        self, worker: Worker, info: WorkerInfo, session: Session | None, silence: _Silence
+    ) -> None:
         async for load in worker.client.watch_load():
+            silence.broken()
             was_draining = worker.load.draining
             worker.load = load
             if not worker.connected:
@@ -233,12 +271,8 @@ class Fleet:
 
     def _lose(self, worker: Worker) -> None:
         assert worker.info is not None
-        worker.connected = False
-        worker.session = None
-        worker.load = Load()
+        worker.lose()
         lost = (worker.info.worker_id, worker.info.epoch)
-        # The process may be gone for good; one that only lost its network proves itself anew.
-        worker.proven = False
         self.pairs = {
             pair: refusal
             for pair, refusal in self.pairs.items()
@@ -246,6 +280,26 @@ class Fleet:
         }
         log.warning("worker lost", worker=worker.info.worker_id, cause=worker.detail)
         self.changed.set()
+
+
+class _Silence:
+    """How long nothing has been heard of a worker, counted in ticks of the coordinator's own
+    loop: while that stands still, reports wait to be read, and nobody is silent."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+
+    def broken(self) -> None:
+        self._ticks = 0
+
+    async def over(self) -> None:
+        """Raises DecodeError once it has lasted for SILENCE_S."""
+        while self._ticks < _SILENCE_TICKS:
+            self._ticks += 1
+            await asyncio.sleep(SILENCE_S / _SILENCE_TICKS)
+        raise DecodeError(
+            ErrorReason.DECODE_FAILED, f"nothing was heard of the worker for {SILENCE_S:g} s"
+        )
 
 
 def _first_leaf(group: BaseExceptionGroup[PdserveError]) -> str:

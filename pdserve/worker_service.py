@@ -16,7 +16,8 @@ from pdserve.v1 import worker_pb2
 from pdserve.v1.worker_pb2_grpc import WorkerServiceServicer
 from pdserve.workload import Workload
 
-LOAD_INTERVAL_S = 0.5
+LOAD_INTERVAL_S = 0.25
+HEARTBEAT_S = 0.5
 DEFAULT_DRAIN_S = 30.0
 
 
@@ -63,7 +64,7 @@ class WorkerService(WorkerServiceServicer):
     async def WatchLoad(
         self, request: worker_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
-        async for load in self._workload.watch(self._clock, LOAD_INTERVAL_S):
+        async for load in self._workload.watch(self._clock, LOAD_INTERVAL_S, HEARTBEAT_S):
             yield convert.load_to_proto(load)
 
     async def Drain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pdserve.clock import Clock
 from pdserve.engine.base import EngineLoad, StepStats
@@ -99,21 +99,26 @@ class Workload:
         while self.unfinished or self._reserved_tokens:
             await self._changed.wait()
 
-    async def watch(self, clock: Clock, interval_s: float) -> AsyncIterator[Load]:
-        """The load now, then whenever it differs, not sooner than `interval_s` after the last.
+    async def watch(
+        self, clock: Clock, interval_s: float, heartbeat_s: float
+    ) -> AsyncIterator[Load]:
+        """The load now, then whenever it differs: not sooner than `interval_s` after the last,
+        and at the latest `heartbeat_s` after it, for silence means that the worker is lost.
 
         Ends with `close`.
         """
-        last: Load | None = None
         while not self._closed:
-            changed = self._changed
             load = self.load
-            if load != last:
-                yield load
-                last = load
-                await clock.sleep(interval_s)
-            else:
-                await changed.wait()
+            yield load
+            await clock.sleep(interval_s)
+            await self._differs(load, heartbeat_s - interval_s)
+
+    async def _differs(self, load: Load, within_s: float) -> None:
+        """Returns when the load is another one, the process stops, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.load == load and not self._closed:
+                    await self._changed.wait()
 
     def close(self) -> None:
         """Ends every watch; the process stops."""

@@ -64,7 +64,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The load now, then each change, at most one message every 500 ms.
+        """The load now, then each change, at most one message every 250 ms and at
+        least one every 500 ms: a worker that is silent for 2 s is taken for lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Steps
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from pdserve.types import (
     Usage,
     WorkerInfo,
 )
+from pdserve.worker_service import HEARTBEAT_S
 
 MODEL = "tiny"
 FINGERPRINT = Fingerprint("rev-1", "bfloat16", 32, "NHD")
@@ -63,6 +65,8 @@ Script = Steps[Step]
 class FakeWorker:
     """A `WorkerClient`. The next call of a kind takes the next script of that kind.
 
+    While it is `silent` it reports no load, and all else goes on.
+
     `sequences`, `leases` and `prefilling` are what is held on the worker now. `served` has
     (verb, request id) of all that it was asked to do, `requests` what it was given, and
     `reserved` how many tokens it was asked to promise.
@@ -81,6 +85,7 @@ class FakeWorker:
         self.reserved: list[int] = []
         self.closed = False
         self.up = True
+        self.silent = False
         self._info = WorkerInfo(
             worker_id=worker_id,
             epoch="1",
@@ -134,8 +139,10 @@ class FakeWorker:
         try:
             load: Load | None = self._load
             while load is not None:
-                yield load
-                load = await news.get()
+                if not self.silent:
+                    yield load
+                with suppress(TimeoutError):
+                    load = await asyncio.wait_for(news.get(), HEARTBEAT_S)
         finally:
             self._watchers.discard(news)
         raise _lost()

@@ -111,7 +111,7 @@ class SimFleetWorker:
     async def until(self, condition: Callable[[Load], bool]) -> None:
         """Returns when the load is so."""
         async with asyncio.timeout(WITHIN_S):
-            async for load in self.workload.watch(RealClock(), 0):
+            async for load in self.workload.watch(RealClock(), 0, WITHIN_S):
                 if condition(load):
                     return
 

@@ -53,6 +53,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jump.now
 
+    def stand_still(self, seconds: float) -> None:
+        """Lets time pass in which the loop does nothing, as in a long call that blocks."""
+        self._jump.now += seconds
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs `main` on a loop of its own, whose time `time.monotonic` tells too.

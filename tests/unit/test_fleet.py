@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.fleet import RECONNECT_S, Fleet, Pair, Worker, WorkerState
+from coordinator.fleet import RECONNECT_S, SILENCE_S, Fleet, Pair, Worker, WorkerState
 from coordinator.policy.prefix import BLOCK_TOKENS, chain
 from pdserve.config import ModelConfig
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import Load, Mode, Role, WorkerInfo
+from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate
-from tests.support.virtual_time import on_virtual_time, settle
+from tests.support.virtual_time import VirtualTimeLoop, on_virtual_time, settle
 
 LONG_TEXT = "x" * (3 * BLOCK_TOKENS)
 RECONNECTED_S = RECONNECT_S + 0.01
@@ -232,6 +233,39 @@ async def test_a_worker_that_only_lost_its_network_keeps_its_prefixes() -> None:
         worker.up = True
         await asyncio.sleep(RECONNECTED_S)
         assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}
+
+
+# Silence.
+
+
+@on_virtual_time
+async def test_a_worker_that_is_silent_for_two_seconds_is_lost_and_comes_back() -> None:
+    worker = decode()
+    async with running(prefill(), worker) as core:
+        await asyncio.sleep(60)
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+        worker.silent = True
+        await asyncio.sleep(HEARTBEAT_S + SILENCE_S / 2)
+        assert core.worker("d").state is WorkerState.READY
+        await asyncio.sleep(SILENCE_S / 2 + 0.25)
+        assert core.worker("d").state is WorkerState.LOST
+        assert core.worker("d").detail == "nothing was heard of the worker for 2 s"
+        assert ready(core) == (["p"], [], set())
+        worker.silent = False
+        await asyncio.sleep(RECONNECTED_S + HEARTBEAT_S)
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+        assert worker.served.count(worker.served[0]) == 1, "proven anew, by new probes"
+
+
+@on_virtual_time
+async def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
+    async with running(decode()) as core:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        loop.stand_still(10 * SILENCE_S)
+        await asyncio.sleep(SILENCE_S)
+        assert core.worker("d").state is WorkerState.READY
+        assert [entry["event"] for entry in core.logs].count("worker connected") == 1
 
 
 # Names.

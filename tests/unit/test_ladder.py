@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from coordinator.dispatch import MAX_ATTEMPTS
-from coordinator.fleet import RECONNECT_S
+from coordinator.fleet import RECONNECT_S, SILENCE_S
 from coordinator.lifecycle import State
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
     Fallback,
     Mode,
 )
+from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import assert_complete, running
 from tests.support.fake_worker import (
     MODEL,
@@ -107,7 +108,35 @@ async def test_a_handle_of_a_process_that_was_restarted_is_not_decoded_from() ->
         given = await asking
         assert_complete(given)
         assert core.verbs == ["colocated", "prefill"]
-        assert core.record.fallbacks == ["kv_incompatible"]
+        assert core.record.fallbacks == ["prefill_failed"]
+
+
+@on_virtual_time
+async def test_a_prefill_worker_that_falls_silent_is_left_with_its_call() -> None:
+    (reader,), gate = prefills(), Gate()
+    async with running(reader, *decodes()) as core:
+        reader.prefills.append([gate])
+        asking = asyncio.create_task(core.ask(mode=DISAGGREGATED))
+        await gate.reached.wait()
+        reader.silent = True
+        begun = asyncio.get_running_loop().time()
+        given = await asking  # the gate was never opened
+        assert asyncio.get_running_loop().time() - begun <= HEARTBEAT_S + SILENCE_S
+        assert_complete(given)
+        assert given.route.reason.endswith("fell back to colocated: the prefill worker was lost")
+
+
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])
+@on_virtual_time
+async def test_a_decode_worker_that_falls_silent_is_replaced(mode: Mode) -> None:
+    writers, gate = decodes(2), Gate()
+    async with running(*prefills(), *writers) as core:
+        writers[0].starts.append([gate])
+        asking = asyncio.create_task(core.ask(mode=mode))
+        await gate.reached.wait()
+        core.fakes_by_id[core.record.decode_worker].silent = True
+        assert_complete(await asking)
+        assert core.record.fallbacks == ["decode_failed"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pdserve.workload import Workload
 from tests.support.virtual_time import on_virtual_time, settle
 
 INTERVAL_S = 0.1
+HEARTBEAT_S = 2.0
 
 
 def workload() -> tuple[Workload, list[tuple[Role, str]]]:
@@ -53,14 +54,14 @@ def test_a_draining_worker_refuses() -> None:
 
 
 @on_virtual_time
-async def test_a_watch_gives_the_load_now_and_then_only_changes_at_most_every_interval() -> None:
+async def test_a_watch_gives_changes_at_most_every_interval_and_a_heartbeat_without_any() -> None:
     load, _ = workload()
     loop = asyncio.get_running_loop()
     begun = loop.time()
     seen: list[tuple[float, Load]] = []
 
     async def watch() -> None:
-        async for value in load.watch(RealClock(), INTERVAL_S):
+        async for value in load.watch(RealClock(), INTERVAL_S, HEARTBEAT_S):
             seen.append((round(loop.time() - begun, 3), value))
 
     watching = asyncio.create_task(watch())
@@ -69,15 +70,15 @@ async def test_a_watch_gives_the_load_now_and_then_only_changes_at_most_every_in
         load.step(StepStats(EngineLoad(running=running)))
         await asyncio.sleep(0.015)
     load.step(StepStats(EngineLoad(running=9)))
-    await asyncio.sleep(5)
+    await asyncio.sleep(4.85)
     load.set_open_leases(3)
     await settle()
     load.close()
     await watching
 
     times, values = zip(*seen, strict=True)
-    assert times == (0.0, 0.1, 0.2, 5.15)
-    assert [value.running for value in values] == [0, 6, 9, 9]
+    assert times == (0.0, 0.1, 0.2, 2.2, 4.2, 5.0)
+    assert [value.running for value in values] == [0, 6, 9, 9, 9, 9]
     assert values[-1] == Load(running=9, open_leases=3)
 
 
