@@ -14,7 +14,7 @@ import grpc
 from grpc.aio import AioRpcError, StreamStreamCall, UnaryStreamCall
 
 from coordinator.sequence import Sequence
-from pdserve import convert
+from pdserve import convert, convert_worker
 from pdserve.channel import channel
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.fleet_key import call_metadata
@@ -49,8 +49,11 @@ class WorkerClient(Protocol):
         """The load now and at each change; raises DecodeError when the worker is lost."""
         ...
 
-    async def prefill(self, request: EngineRequest) -> PrefillResult:
-        """Reads a prompt; cancelling stops the work. Raises PrefillError."""
+    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
+        """Reads a prompt that is to be fetched by a KV transport; cancelling stops the work.
+
+        Raises PrefillError.
+        """
         ...
 
     async def release(self, handle_id: str) -> None:
@@ -107,19 +110,19 @@ class GrpcWorkerClient:
             )
         except AioRpcError as error:
             raise _lost(error) from error
-        return convert.worker_info_from_proto(answer)
+        return convert_worker.worker_info_from_proto(answer)
 
     async def watch_load(self) -> AsyncIterator[Load]:
         try:
             call = self._worker.WatchLoad(WatchLoadRequest(), metadata=self._metadata)
             async for message in call:
-                yield convert.load_from_proto(message)
+                yield convert_worker.load_from_proto(message)
         except AioRpcError as error:
             raise _lost(error) from error
         raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its load reports")
 
-    async def prefill(self, request: EngineRequest) -> PrefillResult:
-        message = convert.prefill_request_to_proto(request)
+    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
+        message = convert.prefill_request_to_proto(request, transport)
         call = self._prefill.Prefill(message, metadata=self._metadata)
         reading = asyncio.create_task(self._result(call))
         try:

@@ -17,12 +17,9 @@ from pdserve.types import (
     Fingerprint,
     KvDescriptor,
     KvHandle,
-    NixlDescriptor,
-    SimDescriptor,
 )
 
 MAX_REMEMBERED = 65_536
-_TRANSPORTS: dict[type[KvDescriptor], str] = {NixlDescriptor: "nixl", SimDescriptor: "sim"}
 
 
 class HandleVerifier:
@@ -67,7 +64,7 @@ class HandleVerifier:
         difference = _difference(handle.fingerprint, self._engine.fingerprint)
         if difference is not None:
             raise _incompatible(difference)
-        transport = _TRANSPORTS[type(handle.descriptor)]
+        transport = handle.descriptor.transport
         if transport not in self._engine.transports:
             raise _incompatible(f"the KV transport {transport} cannot be used here")
 

@@ -1,6 +1,7 @@
 """The only copier between protobuf messages and the dataclasses of `pdserve.types`.
 
-`x_to_proto` and `x_from_proto` come in pairs; a round trip changes nothing. What a peer
+`x_to_proto` and `x_from_proto` come in pairs; a round trip changes nothing. What workers say
+of themselves is copied in `pdserve.convert_worker`. What a peer
 sends is trusted to be well-formed protobuf and no more: a value that no dataclass can hold
 raises PdserveError INVALID_ARGUMENT.
 """
@@ -18,19 +19,18 @@ from pdserve.types import (
     Fingerprint,
     FinishReason,
     FirstTokenTimings,
+    GrpcDescriptor,
+    KvDescriptor,
     KvHandle,
-    Load,
     Mode,
     NixlDescriptor,
     PrefillResult,
-    Role,
     Route,
     SamplingParams,
     SimDescriptor,
     Usage,
-    WorkerInfo,
 )
-from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2, prefill_pb2, worker_pb2
+from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2, prefill_pb2
 from pdserve.v1.errors_pb2 import ErrorReason as ErrorReasonProto
 from pdserve.v1.generation_pb2 import FinishReason as FinishReasonProto
 from pdserve.v1.generation_pb2 import Mode as ModeProto
@@ -49,11 +49,6 @@ _FINISH_TO_PROTO = {
 _FINISH_FROM_PROTO: dict[int, FinishReason | None] = {
     number: reason for reason, number in _FINISH_TO_PROTO.items()
 }
-_ROLE_TO_PROTO = {
-    Role.PREFILL: worker_pb2.ROLE_PREFILL,
-    Role.DECODE: worker_pb2.ROLE_DECODE,
-}
-_ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
 
 
 def duration(seconds: float) -> Duration:
@@ -183,27 +178,26 @@ def handle_to_proto(handle: KvHandle) -> kv_pb2.KvHandle:
         digest=handle.digest,
         num_tokens=handle.num_tokens,
         lease_expiry=expiry,
+        seal=handle.seal,
     )
     match handle.descriptor:
         case NixlDescriptor() as nixl:
             message.nixl.CopyFrom(_nixl_to_proto(nixl))
-        case SimDescriptor(num_bytes):
-            message.sim.num_bytes = num_bytes
+        case GrpcDescriptor(transfer_id, epoch, host, ports):
+            message.grpc.CopyFrom(
+                kv_pb2.GrpcDescriptor(transfer_id=transfer_id, epoch=epoch, host=host, ports=ports)
+            )
+        case SimDescriptor(num_bytes, transport, reading_s):
+            message.sim.CopyFrom(
+                kv_pb2.SimDescriptor(
+                    num_bytes=num_bytes, transport=transport, reading_seconds=reading_s
+                )
+            )
     return message
 
 
 def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
     """Raises PdserveError KV_INCOMPATIBLE for a transport that this version does not know."""
-    descriptor: NixlDescriptor | SimDescriptor
-    match message.WhichOneof("transport"):
-        case "nixl":
-            descriptor = _nixl_from_proto(message.nixl)
-        case "sim":
-            descriptor = SimDescriptor(message.sim.num_bytes)
-        case _:
-            raise PdserveError(
-                ErrorReason.KV_INCOMPATIBLE, "the KV handle names no transport that is known here"
-            )
     return KvHandle(
         handle_id=message.handle_id,
         worker_id=message.worker_id,
@@ -212,8 +206,25 @@ def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
         digest=message.digest,
         num_tokens=message.num_tokens,
         lease_expiry=message.lease_expiry.ToNanoseconds() / 1e9,
-        descriptor=descriptor,
+        descriptor=_descriptor_from_proto(message),
+        seal=message.seal,
     )
+
+
+def _descriptor_from_proto(message: kv_pb2.KvHandle) -> KvDescriptor:
+    match message.WhichOneof("transport"):
+        case "nixl":
+            return _nixl_from_proto(message.nixl)
+        case "grpc":
+            grpc = message.grpc
+            return GrpcDescriptor(grpc.transfer_id, grpc.epoch, grpc.host, tuple(grpc.ports))
+        case "sim":
+            sim = message.sim
+            return SimDescriptor(sim.num_bytes, sim.transport, sim.reading_seconds)
+        case _:
+            raise PdserveError(
+                ErrorReason.KV_INCOMPATIBLE, "the KV handle names no transport that is known here"
+            )
 
 
 def _nixl_to_proto(value: NixlDescriptor) -> kv_pb2.NixlDescriptor:
@@ -238,12 +249,13 @@ def _nixl_from_proto(message: kv_pb2.NixlDescriptor) -> NixlDescriptor:
     )
 
 
-def prefill_request_to_proto(request: EngineRequest) -> prefill_pb2.PrefillRequest:
+def prefill_request_to_proto(request: EngineRequest, transport: str) -> prefill_pb2.PrefillRequest:
     """The prefill leg: the prompt and its salt, and nothing of the sampling."""
     return prefill_pb2.PrefillRequest(
         request_id=request.request_id,
         prompt=generation_pb2.TokenIds(ids=request.token_ids),
         cache_salt=request.cache_salt,
+        transport=transport,
     )
 
 
@@ -331,57 +343,3 @@ def failure_to_proto(failure: Failure) -> decode_pb2.Failure:
 
 def failure_from_proto(message: decode_pb2.Failure) -> Failure:
     return Failure(reason_from_proto(message.reason), message.message)
-
-
-def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
-    return worker_pb2.GetWorkerInfoResponse(
-        worker_id=info.worker_id,
-        epoch=info.epoch,
-        roles=sorted(_ROLE_TO_PROTO[role] for role in info.roles),
-        model=info.model,
-        fingerprint=fingerprint_to_proto(info.fingerprint),
-        engine=info.engine,
-        context_length=info.context_length,
-        kv_capacity_tokens=info.kv_capacity_tokens,
-        transports=info.transports,
-        version=info.version,
-    )
-
-
-def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=message.worker_id,
-        epoch=message.epoch,
-        roles=frozenset(
-            _ROLE_FROM_PROTO[number] for number in message.roles if number in _ROLE_FROM_PROTO
-        ),
-        model=message.model,
-        fingerprint=fingerprint_from_proto(message.fingerprint),
-        engine=message.engine,
-        context_length=message.context_length,
-        kv_capacity_tokens=message.kv_capacity_tokens,
-        transports=tuple(message.transports),
-        version=message.version,
-    )
-
-
-def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
-    return worker_pb2.WatchLoadResponse(
-        running=load.running,
-        waiting=load.waiting,
-        kv_usage=load.kv_usage,
-        open_leases=load.open_leases,
-        reserved_tokens=load.reserved_tokens,
-        draining=load.draining,
-    )
-
-
-def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
-    return Load(
-        running=message.running,
-        waiting=message.waiting,
-        kv_usage=message.kv_usage,
-        open_leases=message.open_leases,
-        reserved_tokens=message.reserved_tokens,
-        draining=message.draining,
-    )

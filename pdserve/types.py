@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from pdserve.errors import ErrorReason
 
@@ -176,6 +177,8 @@ class Fingerprint:
 class NixlDescriptor:
     """Where vLLM's NIXL connector (0.32) finds the blocks; see `NixlDescriptor` in kv.proto."""
 
+    transport: ClassVar[str] = "nixl"
+
     engine_id: str
     request_id: str
     block_groups: tuple[tuple[int, ...], ...]
@@ -185,20 +188,36 @@ class NixlDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcDescriptor:
+    """Where the blocks are fetched over gRPC; see `GrpcDescriptor` in kv.proto."""
+
+    transport: ClassVar[str] = "grpc"
+
+    transfer_id: str
+    epoch: str
+    host: str
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SimDescriptor:
-    """A simulated hand-off of `num_bytes` bytes."""
+    """A simulated hand-off of `num_bytes` bytes over `transport`; see kv.proto."""
 
     num_bytes: int
+    transport: str
+    reading_s: float = 0.0
 
 
-KvDescriptor = NixlDescriptor | SimDescriptor
+KvDescriptor = NixlDescriptor | GrpcDescriptor | SimDescriptor
+"""Each answers the name of its transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvHandle:
     """A claim, good once, on the KV blocks of one prompt; see `KvHandle` in kv.proto.
 
-    `lease_expiry` is in seconds since the Unix epoch: it crosses machines.
+    `lease_expiry` is in seconds since the Unix epoch: it crosses machines. `seal` is empty
+    until the holder has sealed it.
     """
 
     handle_id: str
@@ -209,6 +228,7 @@ class KvHandle:
     num_tokens: int
     lease_expiry: float
     descriptor: KvDescriptor
+    seal: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

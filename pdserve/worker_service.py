@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pdserve
-from pdserve import convert
+from pdserve import convert, convert_worker
 from pdserve.clock import Clock
 from pdserve.engine.base import Engine
 from pdserve.rpc_errors import Context
@@ -46,7 +46,7 @@ class WorkerService(WorkerServiceServicer):
         self, request: worker_pb2.GetWorkerInfoRequest, context: Context
     ) -> worker_pb2.GetWorkerInfoResponse:
         engine = self._engine.info
-        return convert.worker_info_to_proto(
+        return convert_worker.worker_info_to_proto(
             WorkerInfo(
                 worker_id=self._identity.worker_id,
                 epoch=self._identity.epoch,
@@ -65,7 +65,7 @@ class WorkerService(WorkerServiceServicer):
         self, request: worker_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
         async for load in self._workload.watch(self._clock, LOAD_INTERVAL_S, HEARTBEAT_S):
-            yield convert.load_to_proto(load)
+            yield convert_worker.load_to_proto(load)
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 import structlog
 
 from pdserve import convert
-from pdserve.engine.base import Engine, Prefilled
+from pdserve.engine.base import Admitted, Engine, Prefilled
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
 from pdserve.handle import digest
 from pdserve.rpc_errors import Context
@@ -53,18 +54,22 @@ class PrefillService(PrefillServiceServicer):
         prompt = convert.prefill_request_from_proto(request)
         lease_s = convert.seconds(request.lease) if request.HasField("lease") else self._lease_s
         self._validate(prompt, lease_s)
-        with self._workload.sequence(Role.PREFILL):
-            yield prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
-            prefilled = await self._engine.prefill(prompt, lease_s)
-            handle = self._open(prompt, prefilled.descriptor, lease_s)
-            told = False
-            try:
-                yield _finished(prefilled, handle)
-                told = True
-            finally:
-                if not told:
-                    # Nobody knows of the handle, so nobody would release it.
-                    self._end(handle.handle_id)
+        self._check_transport(request.transport)
+        handle: KvHandle | None = None
+        told = False
+        events = self._engine.prefill(prompt, lease_s, request.transport)
+        try:
+            with self._workload.sequence(Role.PREFILL):
+                async with aclosing(events):
+                    async for event in events:
+                        if handle is None and event.descriptor is not None:
+                            handle = self._open(prompt, event.descriptor, lease_s)
+                        yield _response(event, handle)
+                        told = isinstance(event, Prefilled)
+        finally:
+            if handle is not None and not told:
+                # Not good for anything, or nobody knows of it: nobody would release it.
+                self._end(handle.handle_id)
 
     async def Release(
         self, request: prefill_pb2.ReleaseRequest, context: Context
@@ -103,6 +108,14 @@ class PrefillService(PrefillServiceServicer):
                 ErrorReason.NO_ROOM,
                 f"a prompt of {num_tokens} tokens does not fit a KV cache of "
                 f"{info.kv_capacity_tokens}",
+            )
+
+    def _check_transport(self, transport: str) -> None:
+        offered = self._engine.info.transports
+        if transport not in offered:
+            raise PrefillError(
+                ErrorReason.KV_INCOMPATIBLE,
+                f"the KV transport {transport!r} is not offered here: {', '.join(offered)}",
             )
 
     def _open(self, prompt: EngineRequest, descriptor: KvDescriptor, lease_s: float) -> KvHandle:
@@ -154,6 +167,10 @@ class PrefillService(PrefillServiceServicer):
         self._changed()
 
 
-def _finished(prefilled: Prefilled, handle: KvHandle) -> prefill_pb2.PrefillResponse:
-    result = PrefillResult(handle, prefilled.cached_tokens, prefilled.queue_s, prefilled.prefill_s)
+def _response(event: Admitted | Prefilled, handle: KvHandle | None) -> prefill_pb2.PrefillResponse:
+    if isinstance(event, Admitted):
+        claim = None if handle is None else convert.handle_to_proto(handle)
+        return prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted(handle=claim))
+    assert handle is not None
+    result = PrefillResult(handle, event.cached_tokens, event.queue_s, event.prefill_s)
     return prefill_pb2.PrefillResponse(finished=convert.prefill_result_to_proto(result))

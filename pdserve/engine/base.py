@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,9 +34,21 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """A prompt that the engine will read.
+
+    The descriptor is set where the transport can honour it already: its blocks can be asked
+    for, and are waited for.
+    """
+
+    descriptor: KvDescriptor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """A prompt that was read. Its blocks are held until fetched, released or expired.
 
+    The descriptor is that of `Admitted`, where it had one.
     `cached_tokens` counts prompt tokens that the prefix cache saved; times are in seconds:
     waiting for the engine, then reading.
     """
@@ -77,9 +89,9 @@ StepListener = Callable[[StepStats], None]
 class Engine(Protocol):
     """Computes tokens. One event loop owns it.
 
-    Leaving `generate` or `prefill` early (closing the iterator, cancelling the awaiting
-    task) aborts the sequence and frees its blocks no later than the end of the running
-    step.
+    Leaving `generate` or `prefill` early (closing the iterator before its last value,
+    cancelling the awaiting task) aborts the sequence and frees its blocks no later than the
+    end of the running step.
     """
 
     async def start(self, listener: StepListener) -> None:
@@ -108,11 +120,18 @@ class Engine(Protocol):
         """
         ...
 
-    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
-        """Reads the prompt and holds its blocks for `lease_s` seconds at least.
+    def prefill(
+        self, request: EngineRequest, lease_s: float, transport: str
+    ) -> AsyncGenerator[Admitted | Prefilled]:
+        """Yields Admitted, reads the prompt, yields Prefilled and ends.
 
-        Raises PrefillError (PREFILL_FAILED).
+        The blocks are held from then on, for `lease_s` seconds at least; `transport` is one of
+        `EngineInfo.transports`. Raises PrefillError (PREFILL_FAILED).
         """
+        ...
+
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+        """Holds blocks for `lease_s` seconds more, from now; False once they are free."""
         ...
 
     async def release(self, descriptor: KvDescriptor) -> None:

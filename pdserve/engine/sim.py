@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
-from pdserve.engine.base import EngineInfo, EngineLoad, Prefilled, StepListener, StepStats, Transfer
+from pdserve.engine.base import (
+    Admitted,
+    EngineInfo,
+    EngineLoad,
+    Prefilled,
+    StepListener,
+    StepStats,
+    Transfer,
+)
 from pdserve.engine.sim_held import HeldPrompts
 from pdserve.engine.sim_model import BLOCK_SIZE, Answer, PrefixCache, block_chain
 from pdserve.engine.sim_sequence import SimSequence
@@ -25,7 +33,9 @@ from pdserve.types import (
     EngineRequest,
     Fingerprint,
     FirstTokenTimings,
+    GrpcDescriptor,
     KvDescriptor,
+    NixlDescriptor,
     SimDescriptor,
 )
 
@@ -50,7 +60,7 @@ class SimEngine:
             fingerprint=Fingerprint(revision, "sim", BLOCK_SIZE, "sim"),
             context_length=config.context_length,
             kv_capacity_tokens=config.kv_capacity_tokens,
-            transports=("sim",),
+            transports=(NixlDescriptor.transport, GrpcDescriptor.transport),
         )
         self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)
@@ -104,24 +114,35 @@ class SimEngine:
         finally:
             self._drop(sequence)
 
-    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+    async def prefill(
+        self, request: EngineRequest, lease_s: float, transport: str
+    ) -> AsyncGenerator[Admitted | Prefilled]:
         sequence = SimSequence(request, None, self._clock.now())
+        num_tokens = len(request.token_ids)
+        early = transport == GrpcDescriptor.transport
         try:
             self._enqueue(sequence)
+            descriptor = SimDescriptor(
+                num_tokens * self._config.kv_bytes_per_token,
+                transport,
+                self._unread_tokens() * self._config.prefill_token_s if early else 0.0,
+            )
+            yield Admitted(descriptor if early else None)
             await sequence.next()
         except DecodeError as error:
             raise PrefillError(ErrorReason.PREFILL_FAILED, error.message) from None
         finally:
             self._drop(sequence)
-        num_tokens = len(request.token_ids)
-        descriptor = SimDescriptor(num_tokens * self._config.kv_bytes_per_token)
         self._held.add(descriptor, num_tokens, lease_s)
-        return Prefilled(
+        yield Prefilled(
             descriptor,
             sequence.cached_tokens,
             queue_s=sequence.started - sequence.arrived,
             prefill_s=self._clock.now() - sequence.started,
         )
+
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+        return self._held.renew(descriptor, lease_s)
 
     async def release(self, descriptor: KvDescriptor) -> None:
         self._held.release(descriptor)
@@ -160,14 +181,23 @@ class SimEngine:
     async def _fetch(self, sequence: SimSequence, kv: KvDescriptor) -> None:
         if not isinstance(kv, SimDescriptor):
             raise DecodeError(ErrorReason.KV_TRANSFER_FAILED, "not a simulated hand-off")
-        seconds = self._config.transfer_token_s * len(sequence.request.token_ids)
+        num_tokens = len(sequence.request.token_ids)
+        if kv.reading_s:
+            # Blocks came as they were read: what is left then are those of the last chunk.
+            num_tokens = min(num_tokens, self._config.chunk_tokens)
+        seconds = kv.reading_s + self._config.transfer_token_s * num_tokens
         self._fetching += 1
         try:
             await self._clock.sleep(seconds)
         finally:
             self._fetching -= 1
-        self._transfers.append(Transfer("sim", kv.num_bytes, seconds))
+        self._transfers.append(Transfer(kv.transport, kv.num_bytes, seconds))
         sequence.computed = len(sequence.request.token_ids)
+
+    def _unread_tokens(self) -> int:
+        """Of all sequences that run or wait."""
+        unread = (each.num_tokens - each.computed for each in (*self._running, *self._waiting))
+        return sum(unread)
 
     def _drop(self, sequence: SimSequence) -> None:
         """Forgets a sequence, wherever it is; a step under way leaves it out."""

@@ -10,7 +10,7 @@ from pdserve.clock import Clock
 from pdserve.types import KvDescriptor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """Keeps its descriptor alive, and with it the descriptor's identity."""
 
@@ -31,13 +31,19 @@ class HeldPrompts:
     def add(self, descriptor: KvDescriptor, num_tokens: int, lease_s: float) -> None:
         """Holds the prompt for `lease_s` seconds, unless it is released before."""
 
-        async def expire() -> None:
-            await self._clock.sleep(lease_s)
-            self.release(descriptor)
-
-        expiry = asyncio.create_task(expire(), name="sim lease")
-        self._held[id(descriptor)] = _Held(descriptor, num_tokens, expiry)
+        self._held[id(descriptor)] = _Held(
+            descriptor, num_tokens, self._expiry(descriptor, lease_s)
+        )
         self.num_tokens += num_tokens
+
+    def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+        """Holds it for `lease_s` seconds from now; False where it is not held."""
+        held = self._held.get(id(descriptor))
+        if held is None:
+            return False
+        held.expiry.cancel()
+        held.expiry = self._expiry(descriptor, lease_s)
+        return True
 
     def release(self, descriptor: KvDescriptor) -> None:
         """Idempotent."""
@@ -46,6 +52,13 @@ class HeldPrompts:
             held.expiry.cancel()
             self.num_tokens -= held.num_tokens
             self._on_release()
+
+    def _expiry(self, descriptor: KvDescriptor, lease_s: float) -> asyncio.Task[None]:
+        async def expire() -> None:
+            await self._clock.sleep(lease_s)
+            self.release(descriptor)
+
+        return asyncio.create_task(expire(), name="sim lease")
 
     def release_all(self) -> None:
         for held in tuple(self._held.values()):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from pdserve.engine import vllm_process
-from pdserve.engine.base import EngineInfo, EngineLoad, Prefilled, StepListener
+from pdserve.engine.base import Admitted, EngineInfo, EngineLoad, Prefilled, StepListener
 from pdserve.engine.kv import nixl
 from pdserve.engine.vllm_args import VllmEngineConfig
 from pdserve.engine.vllm_stats import StepRecorder
@@ -42,6 +42,7 @@ class VllmEngine:
         self._recorder = StepRecorder(lambda _: None)
         self._info: EngineInfo | None = None
         self._releases: set[asyncio.Task[None]] = set()
+        self._held: set[str] = set()
 
     async def start(self, listener: StepListener) -> None:
         self._recorder = StepRecorder(listener)
@@ -92,7 +93,9 @@ class VllmEngine:
                     delta.usage = Usage(len(request.token_ids), completion_tokens, cached)
                 yield delta
 
-    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
+    async def prefill(
+        self, request: EngineRequest, lease_s: float, transport: str
+    ) -> AsyncGenerator[Admitted | Prefilled]:
         # What is sampled here is thrown away: the decode engine samples the first token.
         sampling = _sampling(
             SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
@@ -102,6 +105,8 @@ class VllmEngine:
         last = None
         outputs = self._outputs(request, sampling, name)
         try:
+            # NIXL's descriptor names the blocks, which are known at the end alone.
+            yield Admitted(None)
             async with aclosing(outputs):
                 async for output in _translated(outputs, PrefillError, ErrorReason.PREFILL_FAILED):
                     _check_finish(
@@ -114,14 +119,19 @@ class VllmEngine:
             raise
         if last is None or last.kv_transfer_params is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prompt's KV blocks are not held")
-        return Prefilled(
-            nixl.to_descriptor(last.kv_transfer_params),
-            last.num_cached_tokens or 0,
-            *_phases(last.metrics),
-        )
+        descriptor = nixl.to_descriptor(last.kv_transfer_params)
+        self._held.add(descriptor.request_id)
+        yield Prefilled(descriptor, last.num_cached_tokens or 0, *_phases(last.metrics))
+
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+        if not isinstance(descriptor, NixlDescriptor) or descriptor.request_id not in self._held:
+            return False
+        await self._notify("renew", nixl.renew_params(descriptor.request_id, lease_s))
+        return True
 
     async def release(self, descriptor: KvDescriptor) -> None:
         if isinstance(descriptor, NixlDescriptor):
+            self._held.discard(descriptor.request_id)
             await self._release(descriptor.request_id)
 
     async def check(self) -> None:
@@ -159,11 +169,12 @@ class VllmEngine:
         return descriptor
 
     async def _release(self, request_id: str) -> None:
+        await self._notify("release", nixl.release_params(request_id))
+
+    async def _notify(self, name: str, params: dict[str, Any]) -> None:
+        """Gives the connector an order, by an empty request that vLLM aborts at once."""
         if self._process is not None and self._process.alive:
-            # An empty request that vLLM aborts at once: it only carries the order.
-            await self._process.llm.notify_kv_transfer_request_rejected(
-                _unique("release"), nixl.release_params(request_id)
-            )
+            await self._process.llm.notify_kv_transfer_request_rejected(_unique(name), params)
 
     def _release_in_background(self, name: str) -> None:
         task = asyncio.ensure_future(self._release(name))

@@ -80,6 +80,8 @@ class KvHandle(_message.Message):
     LEASE_EXPIRY_FIELD_NUMBER: _builtins.int
     NIXL_FIELD_NUMBER: _builtins.int
     SIM_FIELD_NUMBER: _builtins.int
+    GRPC_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
     handle_id: _builtins.str
     """Unique; the prefill worker's lease goes by this name."""
     worker_id: _builtins.str
@@ -94,6 +96,10 @@ class KvHandle(_message.Message):
     """
     num_tokens: _builtins.int
     """Number of prompt tokens that the blocks cover."""
+    seal: _builtins.bytes
+    """BLAKE3 over the deterministic serialisation of everything above, keyed with
+    the fleet's key where there is one: what was altered is refused.
+    """
     @_builtins.property
     def fingerprint(self) -> Global___Fingerprint:
         """The pool that made the blocks."""
@@ -110,6 +116,10 @@ class KvHandle(_message.Message):
     def sim(self) -> Global___SimDescriptor:
         """From a simulated engine."""
 
+    @_builtins.property
+    def grpc(self) -> Global___GrpcDescriptor:
+        """Over gRPC."""
+
     def __init__(
         self,
         *,
@@ -122,12 +132,14 @@ class KvHandle(_message.Message):
         lease_expiry: _timestamp_pb2.Timestamp | None = ...,
         nixl: Global___NixlDescriptor | None = ...,
         sim: Global___SimDescriptor | None = ...,
+        grpc: Global___GrpcDescriptor | None = ...,
+        seal: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "lease_expiry", b"lease_expiry", "nixl", b"nixl", "sim", b"sim", "transport", b"transport"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "grpc", b"grpc", "lease_expiry", b"lease_expiry", "nixl", b"nixl", "sim", b"sim", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "fingerprint", b"fingerprint", "handle_id", b"handle_id", "lease_expiry", b"lease_expiry", "nixl", b"nixl", "num_tokens", b"num_tokens", "sim", b"sim", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "fingerprint", b"fingerprint", "grpc", b"grpc", "handle_id", b"handle_id", "lease_expiry", b"lease_expiry", "nixl", b"nixl", "num_tokens", b"num_tokens", "seal", b"seal", "sim", b"sim", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_transport: _TypeAlias = _typing.Literal["nixl", "sim"]  # noqa: Y015
+    _WhichOneofReturnType_transport: _TypeAlias = _typing.Literal["nixl", "sim", "grpc"]  # noqa: Y015
     _WhichOneofArgType_transport: _TypeAlias = _typing.Literal["transport", b"transport"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_transport) -> _WhichOneofReturnType_transport | None: ...
 
@@ -202,22 +214,70 @@ class NixlDescriptor(_message.Message):
 Global___NixlDescriptor: _TypeAlias = NixlDescriptor  # noqa: Y015
 
 @_typing.final
+class GrpcDescriptor(_message.Message):
+    """Where KvTransferService gives out the blocks. Good from the moment the prompt
+    is admitted: blocks that are not read yet are waited for.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    """Unique; the holder keeps the blocks under this name."""
+    epoch: _builtins.str
+    """The engine that holds them: random at each start."""
+    host: _builtins.str
+    """Host name or address of the holder."""
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """TCP ports of the holder, one for each tensor-parallel rank, in their order."""
+
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+        host: _builtins.str = ...,
+        ports: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host", b"host", "ports", b"ports", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrpcDescriptor: _TypeAlias = GrpcDescriptor  # noqa: Y015
+
+@_typing.final
 class SimDescriptor(_message.Message):
     """A simulated hand-off."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    READING_SECONDS_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     """Bytes that the simulated transfer counts."""
+    transport: _builtins.str
+    """The transport that is simulated: "nixl" or "grpc"."""
+    reading_seconds: _builtins.float
+    """Seconds from admission after which the last block is expected to be read;
+    0 where the handle is given out only then.
+    """
     def __init__(
         self,
         *,
         num_bytes: _builtins.int = ...,
+        transport: _builtins.str = ...,
+        reading_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "reading_seconds", b"reading_seconds", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

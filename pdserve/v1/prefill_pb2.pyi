@@ -29,10 +29,15 @@ class PrefillRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The public request's id, for logs."""
     cache_salt: _builtins.str
     """As in RequestOptions."""
+    transport: _builtins.str
+    """The KV transport that the blocks will be fetched by: one of
+    GetWorkerInfoResponse.transports.
+    """
     @_builtins.property
     def prompt(self) -> _generation_pb2.TokenIds:
         """The prompt, at least one token."""
@@ -48,10 +53,11 @@ class PrefillRequest(_message.Message):
         prompt: _generation_pb2.TokenIds | None = ...,
         cache_salt: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "prompt", b"prompt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "prompt", b"prompt", "request_id", b"request_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

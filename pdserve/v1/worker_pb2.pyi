@@ -102,7 +102,7 @@ class GetWorkerInfoResponse(_message.Message):
 
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """KV transports that it can use: "nixl", "sim"."""
+        """KV transports that it can use, best first: "nixl", "grpc"."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """What every Engine must do: one suite, run by a subclass for each engine.
 
 A subclass provides the fixtures `prefill_engine` and `decode_engine` (started; one engine may
-be both), `decode_steps` (what the decode engine's listener was given, in order) and `prompt`
-(token ids, several KV blocks long). Real engines are slow to start: fixtures may be shared by
-all tests of a class, which share an event loop, so every test leaves the engines idle.
+be both), `decode_steps` (what the decode engine's listener was given, in order), `prompt`
+(token ids, several KV blocks long) and `transport` (the name of each that both have). Real
+engines are slow to start: fixtures may be shared by all tests of a class, which share an event
+loop, so every test leaves the engines idle.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest_asyncio
 
 from pdserve.engine.base import Engine, Prefilled, StepStats
 from pdserve.types import Delta, EngineRequest, FinishReason, KvDescriptor, SamplingParams
+from tests.support.prefilling import read
 
 Prompt = tuple[int, ...]
 LEASE_S = 30.0
@@ -111,11 +113,12 @@ class EngineContract:
         decode_engine: Engine,
         decode_steps: list[StepStats],
         prompt: Prompt,
+        transport: str,
     ) -> None:
         colocated = await run(decode_engine, request(prompt))
         # Salted, so that the decode side's own prefix cache cannot stand in for the transfer.
-        asked = replace(request(prompt), cache_salt="handed over")
-        prefilled = await prefill_engine.prefill(asked, LEASE_S)
+        asked = replace(request(prompt), cache_salt=f"handed over {transport}")
+        prefilled = await read(prefill_engine, asked, transport, LEASE_S)
         assert prefilled.queue_s >= 0
         assert prefilled.prefill_s >= 0
         decode_steps.clear()
@@ -128,24 +131,25 @@ class EngineContract:
         transfers = [transfer for stats in decode_steps for transfer in stats.transfers]
         assert transfers
         assert all(transfer.num_bytes > 0 and transfer.seconds >= 0 for transfer in transfers)
-        assert {transfer.transport for transfer in transfers} <= set(decode_engine.info.transports)
+        assert {transfer.transport for transfer in transfers} == {transport}
 
     async def test_a_prefill_reports_what_its_cache_saved(
-        self, prefill_engine: Engine, prompt: Prompt
+        self, prefill_engine: Engine, prompt: Prompt, transport: str
     ) -> None:
         results: list[Prefilled] = []
         for _ in range(2):
-            asked = replace(request(prompt, max_tokens=1), cache_salt="saved")
-            results.append(await prefill_engine.prefill(asked, LEASE_S))
+            asked = replace(request(prompt, max_tokens=1), cache_salt=f"saved {transport}")
+            results.append(await read(prefill_engine, asked, transport, LEASE_S))
         for prefilled in results:
             await prefill_engine.release(prefilled.descriptor)
         assert results[0].cached_tokens == 0
         assert 0 < results[1].cached_tokens < len(prompt)
 
     async def test_releasing_twice_is_no_error(
-        self, prefill_engine: Engine, prompt: Prompt
+        self, prefill_engine: Engine, prompt: Prompt, transport: str
     ) -> None:
-        prefilled = await prefill_engine.prefill(request(prompt, max_tokens=1), LEASE_S)
+        asked = request(prompt, max_tokens=1)
+        prefilled = await read(prefill_engine, asked, transport, LEASE_S)
         await prefill_engine.release(prefilled.descriptor)
         await prefill_engine.release(prefilled.descriptor)
 
@@ -172,10 +176,10 @@ class EngineContract:
             await reader
 
     async def test_cancelling_a_prefill_frees_its_blocks(
-        self, prefill_engine: Engine, prompt: Prompt
+        self, prefill_engine: Engine, prompt: Prompt, transport: str
     ) -> None:
         asked = replace(request(prompt, max_tokens=1), cache_salt="cancelled")
-        reading = asyncio.create_task(prefill_engine.prefill(asked, LEASE_S))
+        reading = asyncio.create_task(read(prefill_engine, asked, transport, LEASE_S))
         await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):

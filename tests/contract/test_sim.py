@@ -35,6 +35,11 @@ class TestSimEngine(EngineContract):
         yield engine
         await engine.close()
 
+    @pytest.fixture(params=["nixl", "grpc"])
+    def transport(self, request: pytest.FixtureRequest) -> str:
+        name: str = request.param
+        return name
+
     @pytest.fixture
     def prompt(self) -> Prompt:
         return tuple(range(100, 250))

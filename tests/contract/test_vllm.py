@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from uuid import uuid4
 
 import pytest
@@ -13,12 +13,21 @@ from transformers import AutoTokenizer
 
 from coordinator.worker_client import GrpcWorkerClient
 from pdserve import models
-from pdserve.engine.base import Engine, EngineInfo, EngineLoad, Prefilled, StepListener, StepStats
+from pdserve.engine.base import (
+    Admitted,
+    Engine,
+    EngineInfo,
+    EngineLoad,
+    Prefilled,
+    StepListener,
+    StepStats,
+)
 from pdserve.engine.vllm import VllmEngine
 from pdserve.engine.vllm_args import VllmEngineConfig
 from pdserve.types import Delta, EngineRequest, KvDescriptor, Load, Role, WorkerInfo
 from tests.contract.engine_contract import EngineContract, Prompt
 from tests.support.fleet import Fleet
+from tests.support.prefilling import read
 from tests.support.prompts import begun_again
 
 NEWS_S = 1.0
@@ -70,18 +79,25 @@ class RemotePrefill:
     ) -> AsyncIterator[Delta]:
         """Only makes the engine step and report, as this worker writes no answers."""
         self._news.clear()
-        await self.release((await self.prefill(request, 30.0)).descriptor)
+        await self.release((await read(self, request, "nixl", 30.0)).descriptor)
         async with asyncio.timeout(NEWS_S):
             await self._news.wait()
         for delta in ():
             yield delta
 
-    async def prefill(self, request: EngineRequest, lease_s: float) -> Prefilled:
-        result = await self._client.prefill(request)
+    async def prefill(
+        self, request: EngineRequest, lease_s: float, transport: str
+    ) -> AsyncGenerator[Admitted | Prefilled]:
+        yield Admitted(None)
+        result = await self._client.prefill(request, transport)
         self._handles[result.handle.descriptor] = result.handle.handle_id
-        return Prefilled(
+        yield Prefilled(
             result.handle.descriptor, result.cached_tokens, result.queue_s, result.prefill_s
         )
+
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+        """No call of the worker's service."""
+        return descriptor in self._handles
 
     async def release(self, descriptor: KvDescriptor) -> None:
         await self._client.release(self._handles[descriptor])
@@ -120,6 +136,12 @@ async def decode_engine(decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
     await engine.start(decode_steps.append)
     yield engine
     await engine.close()
+
+
+@pytest.fixture(params=["nixl"])
+def transport(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="class")

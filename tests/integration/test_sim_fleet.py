@@ -66,7 +66,7 @@ async def test_a_hand_off_moves_bytes_and_a_colocated_answer_does_not() -> None:
         writer = fleet.workers["d"]
 
         def moved() -> float:
-            return writer.metric("kv_transfer_bytes_total", transport="sim")
+            return writer.metric("kv_transfer_bytes_total", transport="nixl")
 
         before = moved()
         await http_whole(fleet.coordinator, TEXT, Mode.COLOCATED)

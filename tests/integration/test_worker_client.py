@@ -87,7 +87,7 @@ async def test_a_worker_says_who_it_is_and_how_busy(client: GrpcWorkerClient) ->
 async def test_a_prompt_is_read_and_handed_over(client: GrpcWorkerClient) -> None:
     async with session(client) as opened:
         alone = await whole(opened, request())
-        result = await client.prefill(request())
+        result = await client.prefill(request(), "nixl")
         assert result.handle.num_tokens == 80
         handed_over = await whole(opened, request(), result.handle)
         assert tokens(handed_over) == tokens(alone)
@@ -98,7 +98,7 @@ async def test_a_prompt_is_read_and_handed_over(client: GrpcWorkerClient) -> Non
 
 async def test_a_lease_that_nobody_needs_is_ended() -> None:
     async with started() as (worker, client):
-        result = await client.prefill(request())
+        result = await client.prefill(request(), "nixl")
         assert worker.workload.load.open_leases == 1
         for _ in range(2):
             await client.release(result.handle.handle_id)
@@ -108,7 +108,7 @@ async def test_a_lease_that_nobody_needs_is_ended() -> None:
 async def test_a_handle_that_comes_too_late_is_given_back() -> None:
     async with started() as (worker, client):
         for steps in range(30):
-            reading = asyncio.create_task(client.prefill(request()))
+            reading = asyncio.create_task(client.prefill(request(), "nixl"))
             await worker.until(lambda load: load.open_leases > 0)
             for _ in range(steps):
                 await asyncio.sleep(0)
@@ -121,7 +121,7 @@ async def test_a_handle_that_comes_too_late_is_given_back() -> None:
 
 async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:
     async with started(SLOW) as (worker, client):
-        reading = asyncio.create_task(client.prefill(request(5000)))
+        reading = asyncio.create_task(client.prefill(request(5000), "nixl"))
         await worker.until(lambda load: load.running > 0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:
 
 async def test_what_a_prefill_worker_refuses_keeps_its_reason(client: GrpcWorkerClient) -> None:
     with pytest.raises(PrefillError) as refusal:
-        await client.prefill(request(FAST.context_length))
+        await client.prefill(request(FAST.context_length), "nixl")
     assert refusal.value.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
 
 
@@ -228,7 +228,7 @@ async def test_a_lost_worker_ends_its_load_reports() -> None:
 
 async def test_a_lost_worker_fails_its_prefills() -> None:
     async with started(SLOW) as (worker, client):
-        reading = asyncio.create_task(client.prefill(request(5000)))
+        reading = asyncio.create_task(client.prefill(request(5000), "nixl"))
         await worker.until(lambda load: load.running > 0)
         await worker.kill()
         with pytest.raises(PrefillError) as lost:
@@ -282,6 +282,6 @@ async def test_what_a_prefill_worker_says_is_not_trusted(
     async with serve((add_PrefillServiceServicer_to_server, service, descriptor)) as server:
         client = GrpcWorkerClient(server.address, None)
         with pytest.raises(PrefillError) as failure:
-            await client.prefill(request())
+            await client.prefill(request(), "nixl")
         assert failure.value.reason is reason
         await client.close()

@@ -95,7 +95,7 @@ class FakeWorker:
             engine="fake",
             context_length=1000,
             kv_capacity_tokens=10_000,
-            transports=("sim",),
+            transports=("nixl",),
             version="0",
         )
         self._info = replace(self._info, **info)
@@ -147,7 +147,7 @@ class FakeWorker:
             self._watchers.discard(news)
         raise _lost()
 
-    async def prefill(self, request: EngineRequest) -> PrefillResult:
+    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
         self.served.append(("prefill", request.request_id))
         self.requests.append(request)
         epoch = self._info.epoch
@@ -167,7 +167,7 @@ class FakeWorker:
             digest=digest(request.token_ids, request.cache_salt),
             num_tokens=len(request.token_ids),
             lease_expiry=2e9,
-            descriptor=SimDescriptor(1),
+            descriptor=SimDescriptor(1, transport),
         )
         if epoch == self._info.epoch:
             self.leases.add(handle.handle_id)

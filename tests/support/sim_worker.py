@@ -85,11 +85,15 @@ async def sim_worker(
     assert engine.load.kv_usage == 0
 
 
-async def prefill(worker: SimWorker, asked: EngineRequest) -> PrefillResult:
+async def prefill(
+    worker: SimWorker, asked: EngineRequest, transport: str = "nixl"
+) -> PrefillResult:
     """Reads a prompt and gives the claim on its KV."""
-    call = PrefillServiceStub(worker.channel).Prefill(convert.prefill_request_to_proto(asked))
-    events = [event async for event in call]
+    message = convert.prefill_request_to_proto(asked, transport)
+    events = [event async for event in PrefillServiceStub(worker.channel).Prefill(message)]
     assert [event.WhichOneof("event") for event in events] == ["admitted", "finished"]
+    if events[0].admitted.HasField("handle"):
+        assert events[0].admitted.handle == events[1].finished.handle
     return convert.prefill_result_from_proto(events[-1].finished)
 
 

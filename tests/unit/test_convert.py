@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve import convert
+from pdserve import convert, convert_worker
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.types import (
     Delta,
@@ -18,6 +18,7 @@ from pdserve.types import (
     Fingerprint,
     FinishReason,
     FirstTokenTimings,
+    GrpcDescriptor,
     KvHandle,
     Load,
     Mode,
@@ -57,9 +58,13 @@ sampling = st.builds(
 )
 usage = st.builds(Usage, uint32, uint32, uint32)
 fingerprint = st.builds(Fingerprint, text, text, uint32, text, uint32, uint32)
-descriptor = st.builds(
-    NixlDescriptor, text, text, st.lists(ids, max_size=3).map(tuple), text, uint32, uint32
-) | st.builds(SimDescriptor, uint64)
+descriptor = (
+    st.builds(
+        NixlDescriptor, text, text, st.lists(ids, max_size=3).map(tuple), text, uint32, uint32
+    )
+    | st.builds(SimDescriptor, uint64, text, finite)
+    | st.builds(GrpcDescriptor, text, text, text, ids)
+)
 handle = st.builds(
     KvHandle,
     handle_id=text,
@@ -71,6 +76,7 @@ handle = st.builds(
     # Quarters of a second: what is a whole number of nanoseconds and a float alike.
     lease_expiry=st.integers(0, 2**32).map(lambda quarters: quarters / 4),
     descriptor=descriptor,
+    seal=st.binary(max_size=40),
 )
 request = st.builds(EngineRequest, text, ids, sampling, text)
 info = st.builds(
@@ -102,8 +108,8 @@ def wired(message: Any) -> Any:
         (usage, convert.usage_to_proto, convert.usage_from_proto),
         (fingerprint, convert.fingerprint_to_proto, convert.fingerprint_from_proto),
         (handle, convert.handle_to_proto, convert.handle_from_proto),
-        (info, convert.worker_info_to_proto, convert.worker_info_from_proto),
-        (load, convert.load_to_proto, convert.load_from_proto),
+        (info, convert_worker.worker_info_to_proto, convert_worker.worker_info_from_proto),
+        (load, convert_worker.load_to_proto, convert_worker.load_from_proto),
         (failure, convert.failure_to_proto, convert.failure_from_proto),
     ],
 )
@@ -129,7 +135,9 @@ def test_a_start_keeps_request_and_handle(
 
 @given(request)
 def test_a_prefill_keeps_the_prompt_and_nothing_of_the_sampling(asked: EngineRequest) -> None:
-    read = convert.prefill_request_from_proto(wired(convert.prefill_request_to_proto(asked)))
+    read = convert.prefill_request_from_proto(
+        wired(convert.prefill_request_to_proto(asked, "grpc"))
+    )
     assert (read.request_id, read.token_ids, read.cache_salt) == (
         asked.request_id,
         asked.token_ids,

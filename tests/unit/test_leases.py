@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pdserve.types import SimDescriptor
 from prefill_svc.leases import LeaseSnapshot, LeaseTable
 
-KV = SimDescriptor(1)
+KV = SimDescriptor(1, "nixl")
 
 
 def table(*leases: tuple[str, float, float]) -> LeaseTable:

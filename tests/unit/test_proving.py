@@ -199,7 +199,7 @@ async def test_different_pools_are_refused_for_good_without_a_probe() -> None:
 
 @on_virtual_time
 async def test_workers_without_a_common_transport_are_no_pair() -> None:
-    worker = prefill(transports=("nixl",))
+    worker = prefill(transports=("grpc",))
     async with running(worker, decode()) as core:
         assert verdicts(core) == {("p", "d"): "no KV transport in common"}
         assert worker.served == []

@@ -23,6 +23,7 @@ from pdserve.types import (
     SamplingParams,
     SimDescriptor,
 )
+from tests.support.prefilling import read
 from tests.support.virtual_time import on_virtual_time
 
 CONFIG = SimConfig(
@@ -153,13 +154,13 @@ async def test_an_overflow_sends_the_last_admitted_back_and_loses_nothing() -> N
 async def test_handed_over_kv_waits_for_its_transfer_and_reads_nothing() -> None:
     steps: list[StepStats] = []
     async with started(steps=steps) as engine:
-        answer = await timed(engine, request(50), SimDescriptor(1_234))
+        answer = await timed(engine, request(50), SimDescriptor(1_234, "nixl"))
         assert times(answer)[0] == pytest.approx(0.1 + 0.11)
         timings = answer[0][1].timings
         assert timings is not None
         assert timings.queue_s == pytest.approx(0.1)
     (transfer,) = [transfer for stats in steps for transfer in stats.transfers]
-    assert (transfer.transport, transfer.num_bytes) == ("sim", 1_234)
+    assert (transfer.transport, transfer.num_bytes) == ("nixl", 1_234)
     assert transfer.seconds == pytest.approx(0.1)
     assert sum(stats.prefix_queries for stats in steps) == 0
 
@@ -176,8 +177,8 @@ async def test_kv_of_another_kind_cannot_be_fetched() -> None:
 @on_virtual_time
 async def test_a_prefill_holds_its_blocks_until_its_lease_ends() -> None:
     async with started() as engine:
-        prefilled = await engine.prefill(request(50), lease_s=5)
-        assert prefilled.descriptor == SimDescriptor(50 * CONFIG.kv_bytes_per_token)
+        prefilled = await read(engine, request(50), "nixl", 5)
+        assert prefilled.descriptor == SimDescriptor(50 * CONFIG.kv_bytes_per_token, "nixl")
         assert prefilled.prefill_s == pytest.approx(0.05)
         assert engine.load.kv_usage == 50 / CONFIG.kv_capacity_tokens
         await asyncio.sleep(4.9)
@@ -188,7 +189,7 @@ async def test_a_prefill_holds_its_blocks_until_its_lease_ends() -> None:
 @on_virtual_time
 async def test_held_blocks_keep_others_waiting_until_they_are_released() -> None:
     async with started(CONFIG.model_copy(update={"kv_capacity_tokens": 100})) as engine:
-        one = await engine.prefill(request(60), lease_s=100)
+        one = await read(engine, request(60), "nixl", 100)
         waiting = asyncio.create_task(timed(engine, request(60, first=500)))
         await asyncio.sleep(20)
         assert not waiting.done()
@@ -197,10 +198,40 @@ async def test_held_blocks_keep_others_waiting_until_they_are_released() -> None
 
 
 @on_virtual_time
+async def test_a_hold_can_be_renewed_until_it_is_over() -> None:
+    async with started() as engine:
+        descriptor = (await read(engine, request(50), "nixl", 5)).descriptor
+        await asyncio.sleep(4)
+        assert await engine.renew(descriptor, 5)
+        await asyncio.sleep(4.9)
+        assert engine.load.kv_usage > 0
+        await asyncio.sleep(0.2)
+        assert engine.load.kv_usage == 0
+        assert not await engine.renew(descriptor, 5)
+
+
+@on_virtual_time
+async def test_over_grpc_blocks_can_be_asked_for_from_admission_and_come_as_they_are_read() -> None:
+    async with started() as reader, started() as writer:
+        busy = asyncio.create_task(timed(reader, request(200, first=1000)))
+        await asyncio.sleep(0)
+        events = reader.prefill(request(150), 5, "grpc")
+        admitted = await anext(events)
+        assert admitted.descriptor is not None
+        answer = asyncio.create_task(timed(writer, request(150), admitted.descriptor))  # type: ignore[arg-type]
+        prefilled = await anext(events)
+        assert prefilled.descriptor is admitted.descriptor
+        # 350 tokens are read before the last block is there; the last 100 travel after that.
+        assert times(await answer)[0] == pytest.approx(0.35 + 0.2 + 0.11)
+        await reader.release(prefilled.descriptor)
+        await busy
+
+
+@on_virtual_time
 async def test_blocks_of_equal_descriptors_are_released_apart() -> None:
     async with started() as engine:
-        one = await engine.prefill(request(50), lease_s=5)
-        two = await engine.prefill(request(50, first=500), lease_s=5)
+        one = await read(engine, request(50), "nixl", 5)
+        two = await read(engine, request(50, first=500), "nixl", 5)
         assert one.descriptor == two.descriptor
         await engine.release(one.descriptor)
         await engine.release(one.descriptor)
@@ -212,7 +243,7 @@ async def test_blocks_of_equal_descriptors_are_released_apart() -> None:
 async def test_dying_fails_every_sequence_and_all_later_ones() -> None:
     async with started(CONFIG.model_copy(update={"max_num_seqs": 1})) as engine:
         running = [asyncio.create_task(timed(engine, request(max_tokens=100))) for _ in range(2)]
-        reading = asyncio.create_task(engine.prefill(request(), 1))
+        reading = asyncio.create_task(read(engine, request(), "nixl", 1))
         await asyncio.sleep(1)
         engine.fail("the engine died")
         for task in running:
@@ -232,7 +263,7 @@ async def test_a_prompt_that_can_never_fit_is_refused() -> None:
         with pytest.raises(DecodeError, match="does not fit: 1 to 99 do"):
             await timed(engine, request(100))
         with pytest.raises(PrefillError, match="does not fit"):
-            await engine.prefill(request(0), 1)
+            await read(engine, request(0), "nixl", 1)
 
 
 @on_virtual_time

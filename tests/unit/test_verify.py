@@ -13,15 +13,15 @@ from pdserve.handle import digest
 from pdserve.types import (
     EngineRequest,
     Fingerprint,
+    GrpcDescriptor,
     KvHandle,
-    NixlDescriptor,
     SamplingParams,
     SimDescriptor,
 )
 
 NOW = 1_000.0
 FINGERPRINT = Fingerprint("revision", "bfloat16", 32, "NHD")
-ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("sim",))
+ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("nixl",))
 REQUEST = EngineRequest("r", (1, 2, 3), SamplingParams(max_tokens=1), cache_salt="salt")
 HANDLE = KvHandle(
     handle_id="handle",
@@ -31,7 +31,7 @@ HANDLE = KvHandle(
     digest=digest(REQUEST.token_ids, "salt"),
     num_tokens=3,
     lease_expiry=NOW + 30,
-    descriptor=SimDescriptor(7),
+    descriptor=SimDescriptor(7, "nixl"),
 )
 
 
@@ -44,7 +44,7 @@ def refusal(
 
 
 def test_a_sound_handle_gives_its_descriptor() -> None:
-    assert HandleVerifier(ENGINE).use(HANDLE, REQUEST, NOW) == SimDescriptor(7)
+    assert HandleVerifier(ENGINE).use(HANDLE, REQUEST, NOW) == SimDescriptor(7, "nixl")
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Fingerprint)])
@@ -63,9 +63,9 @@ def test_any_difference_of_the_pools_is_refused_and_named(name: str) -> None:
         ({"epoch": ""}, ErrorReason.KV_INCOMPATIBLE, "no epoch"),
         ({"handle_id": ""}, ErrorReason.KV_INCOMPATIBLE, "no id"),
         (
-            {"descriptor": NixlDescriptor("e", "r", (), "h", 1, 1)},
+            {"descriptor": GrpcDescriptor("t", "e", "h", (1,))},
             ErrorReason.KV_INCOMPATIBLE,
-            "transport nixl cannot",
+            "transport grpc cannot",
         ),
         ({"num_tokens": 4}, ErrorReason.KV_DIGEST_MISMATCH, "covers 4 tokens, the prompt has 3"),
         ({"digest": b""}, ErrorReason.KV_DIGEST_MISMATCH, "digest"),

@@ -41,7 +41,7 @@ def test_a_scrape_shows_what_was_reported() -> None:
         EngineLoad(running=3, waiting=2, kv_usage=0.5),
         prefix_queries=100,
         prefix_hits=64,
-        transfers=(Transfer("sim", 1_000, 0.004), Transfer("sim", 500, 0.04)),
+        transfers=(Transfer("nixl", 1_000, 0.004), Transfer("nixl", 500, 0.04)),
     )
     workload.step(stats)
     metrics.step(stats)
@@ -58,9 +58,9 @@ def test_a_scrape_shows_what_was_reported() -> None:
         "pdserve_kv_cache_usage_ratio{}": 0.5,
         "pdserve_prefix_cache_queries_total{}": 100,
         "pdserve_prefix_cache_hits_total{}": 64,
-        "pdserve_kv_transfer_bytes_total{transport=sim}": 1_500,
-        "pdserve_kv_transfer_seconds_count{transport=sim}": 2,
-        "pdserve_kv_transfer_seconds_bucket{le=0.005,transport=sim}": 1,
+        "pdserve_kv_transfer_bytes_total{transport=nixl}": 1_500,
+        "pdserve_kv_transfer_seconds_count{transport=nixl}": 2,
+        "pdserve_kv_transfer_seconds_bucket{le=0.005,transport=nixl}": 1,
         "pdserve_kv_leases_open{}": 4,
         "pdserve_kv_reserved_tokens{}": 77,
         "pdserve_sequences_total{outcome=finished,role=decode}": 1,

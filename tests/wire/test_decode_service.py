@@ -98,8 +98,8 @@ async def test_handed_over_kv_gives_the_answer_of_a_colocated_run(
         ({"handle_id": ""}, ErrorReason.KV_INCOMPATIBLE, "no id"),
         (
             {"descriptor": NixlDescriptor("e", "r", ((1,),), "h", 1, 1)},
-            ErrorReason.KV_INCOMPATIBLE,
-            "transport nixl",
+            ErrorReason.KV_TRANSFER_FAILED,
+            "not a simulated hand-off",
         ),
     ],
 )

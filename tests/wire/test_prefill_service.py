@@ -64,6 +64,35 @@ async def test_a_second_prefill_of_the_prompt_hits_the_cache_and_has_its_own_han
     assert second.handle.handle_id != first.handle.handle_id
 
 
+async def test_over_grpc_the_handle_comes_with_the_admission_and_stays_the_same(
+    worker: SimWorker,
+) -> None:
+    message = convert.prefill_request_to_proto(request(), "grpc")
+    events = [event async for event in PrefillServiceStub(worker.channel).Prefill(message)]
+    assert events[0].admitted.handle.sim.transport == "grpc"
+    assert events[0].admitted.handle == events[1].finished.handle
+    assert worker.workload.load.open_leases == 1
+
+
+async def test_a_prefill_that_is_cancelled_takes_its_early_handle_along() -> None:
+    async with sim_worker(FAST.model_copy(update={"prefill_token_s": 1.0})) as worker:
+        message = convert.prefill_request_to_proto(request(), "grpc")
+        call = PrefillServiceStub(worker.channel).Prefill(message)
+        async for event in call:
+            assert event.admitted.HasField("handle")
+            break
+        assert worker.workload.load.open_leases == 1
+        call.cancel()
+        await worker.workload.ended()
+        assert worker.workload.load.open_leases == 0
+        assert worker.engine.load.kv_usage == 0
+
+
+async def test_a_transport_that_is_not_offered_is_refused(worker: SimWorker) -> None:
+    message = convert.prefill_request_to_proto(request(), "pigeon")
+    assert await refusal(worker, message) is ErrorReason.KV_INCOMPATIBLE
+
+
 async def test_releasing_frees_the_blocks_once(worker: SimWorker) -> None:
     handle = (await prefill(worker, request())).handle
     assert worker.engine.load.kv_usage > 0
@@ -75,7 +104,7 @@ async def test_releasing_frees_the_blocks_once(worker: SimWorker) -> None:
 
 
 async def test_an_expired_lease_is_swept(worker: SimWorker) -> None:
-    message = convert.prefill_request_to_proto(request())
+    message = convert.prefill_request_to_proto(request(), "nixl")
     message.lease.CopyFrom(convert.duration(0.05))
     async for _ in PrefillServiceStub(worker.channel).Prefill(message):
         pass
@@ -87,7 +116,7 @@ async def test_an_expired_lease_is_swept(worker: SimWorker) -> None:
 async def test_cancelling_the_call_stops_the_work_and_frees_the_blocks() -> None:
     async with sim_worker(FAST.model_copy(update={"prefill_token_s": 1.0})) as worker:
         call = PrefillServiceStub(worker.channel).Prefill(
-            convert.prefill_request_to_proto(request())
+            convert.prefill_request_to_proto(request(), "nixl")
         )
         async for event in call:
             assert event.HasField("admitted")
@@ -101,13 +130,13 @@ async def test_cancelling_the_call_stops_the_work_and_frees_the_blocks() -> None
 
 async def test_a_draining_worker_refuses(worker: SimWorker) -> None:
     worker.workload.start_drain()
-    message = convert.prefill_request_to_proto(request())
+    message = convert.prefill_request_to_proto(request(), "nixl")
     assert await refusal(worker, message) is ErrorReason.DRAINING
 
 
 async def test_a_dead_engine_fails_the_call(worker: SimWorker) -> None:
     worker.engine.fail("the engine died")
-    message = convert.prefill_request_to_proto(request())
+    message = convert.prefill_request_to_proto(request(), "nixl")
     assert await refusal(worker, message) is ErrorReason.PREFILL_FAILED
     assert worker.outcomes == [(Role.PREFILL, "prefill_failed")]
 
@@ -122,17 +151,17 @@ async def test_a_dead_engine_fails_the_call(worker: SimWorker) -> None:
 async def test_an_impossible_prompt_is_refused(
     worker: SimWorker, prompt: tuple[int, ...], reason: ErrorReason
 ) -> None:
-    message = convert.prefill_request_to_proto(request(prompt))
+    message = convert.prefill_request_to_proto(request(prompt), "nixl")
     assert await refusal(worker, message) is reason
 
 
 async def test_a_lease_of_no_time_is_refused(worker: SimWorker) -> None:
-    message = convert.prefill_request_to_proto(request())
+    message = convert.prefill_request_to_proto(request(), "nixl")
     message.lease.CopyFrom(convert.duration(0))
     assert await refusal(worker, message) is ErrorReason.INVALID_ARGUMENT
 
 
 async def test_a_prompt_larger_than_the_cache_is_refused() -> None:
     async with sim_worker(FAST.model_copy(update={"kv_capacity_tokens": 64})) as worker:
-        message = convert.prefill_request_to_proto(request())
+        message = convert.prefill_request_to_proto(request(), "nixl")
         assert await refusal(worker, message) is ErrorReason.NO_ROOM

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 import pdserve
-from pdserve import convert
+from pdserve import convert, convert_worker
 from pdserve.types import Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
@@ -23,7 +23,7 @@ async def worker() -> AsyncIterator[SimWorker]:
 
 async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
     stub = WorkerServiceStub(worker.channel)
-    info = convert.worker_info_from_proto(
+    info = convert_worker.worker_info_from_proto(
         await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())
     )
     assert info == WorkerInfo(
@@ -35,27 +35,27 @@ async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
         engine="sim",
         context_length=8_192,
         kv_capacity_tokens=262_144,
-        transports=("sim",),
+        transports=("nixl", "grpc"),
         version=pdserve.__version__,
     )
 
 
 async def test_load_comes_at_once_and_then_at_each_change(worker: SimWorker) -> None:
     call = WorkerServiceStub(worker.channel).WatchLoad(worker_pb2.WatchLoadRequest())
-    assert convert.load_from_proto(await call.read()) == Load()
+    assert convert_worker.load_from_proto(await call.read()) == Load()
 
     session = SessionClient(worker.channel)
     await session.start(1, request(max_tokens=4_000))
-    load = convert.load_from_proto(await call.read())
+    load = convert_worker.load_from_proto(await call.read())
     while not load.running:
-        load = convert.load_from_proto(await call.read())
+        load = convert_worker.load_from_proto(await call.read())
     assert load.reserved_tokens == 4_080
     assert load.kv_usage > 0
 
     worker.workload.start_drain()
     await session.abort(1)
     while load != Load(draining=True):
-        load = convert.load_from_proto(await call.read())
+        load = convert_worker.load_from_proto(await call.read())
     call.cancel()
 
 

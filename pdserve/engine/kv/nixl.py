@@ -16,8 +16,10 @@ CONNECTOR_CLASS = "PdNixlConnector"
 
 RELEASE_KEY = "pdserve_release"
 """In `kv_transfer_params`: the id of a request whose blocks are to be freed."""
+RENEW_KEY = "pdserve_renew"
+"""In `kv_transfer_params`: the id of a request whose blocks are to be held for longer."""
 LEASE_KEY = "pdserve_lease_s"
-"""In `kv_transfer_params` of a prefill: seconds that its blocks are held at least."""
+"""In `kv_transfer_params` of a prefill or a renewal: seconds that its blocks are held at least."""
 
 MIN_LEASE_S = 6
 """vLLM renews leases every sixth of their length, in whole seconds."""
@@ -90,6 +92,11 @@ def decode_params(descriptor: NixlDescriptor) -> dict[str, Any]:
 def release_params(request_id: str) -> dict[str, Any]:
     """`kv_transfer_params` of the empty request that ends the lease of another."""
     return {RELEASE_KEY: request_id}
+
+
+def renew_params(request_id: str, lease_s: float) -> dict[str, Any]:
+    """`kv_transfer_params` of the empty request that renews the lease of another."""
+    return {RENEW_KEY: request_id, LEASE_KEY: lease_s}
 
 
 def to_descriptor(params: dict[str, Any]) -> NixlDescriptor:

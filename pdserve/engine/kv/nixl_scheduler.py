@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import get_base_request_id
 
 from pdserve.engine.kv import lease
-from pdserve.engine.kv.nixl import LEASE_KEY, RELEASE_KEY
+from pdserve.engine.kv.nixl import LEASE_KEY, RELEASE_KEY, RENEW_KEY
 
 _POLL_MS = 200
 _LEASE_POLL_S = 0.005
@@ -43,6 +43,11 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._released.update(
                 held for held in self._leases if ended in (held, get_base_request_id(held))
             )
+            return
+        if (renewed := params.get(RENEW_KEY)) is not None:
+            if renewed in self._leases:
+                # The worker takes the new time for one whose blocks it still holds.
+                self._reqs_need_send[renewed] = time.perf_counter() + params[LEASE_KEY]
             return
         super().on_new_request(request)
 

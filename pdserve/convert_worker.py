@@ -1,0 +1,67 @@
+"""Copies what a worker says of itself: as `pdserve.convert`, of which it is a part."""
+
+from __future__ import annotations
+
+from pdserve.convert import fingerprint_from_proto, fingerprint_to_proto
+from pdserve.types import Load, Role, WorkerInfo
+from pdserve.v1 import worker_pb2
+
+_ROLE_TO_PROTO = {
+    Role.PREFILL: worker_pb2.ROLE_PREFILL,
+    Role.DECODE: worker_pb2.ROLE_DECODE,
+}
+_ROLE_FROM_PROTO = {number: role for role, number in _ROLE_TO_PROTO.items()}
+
+
+def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
+    return worker_pb2.GetWorkerInfoResponse(
+        worker_id=info.worker_id,
+        epoch=info.epoch,
+        roles=sorted(_ROLE_TO_PROTO[role] for role in info.roles),
+        model=info.model,
+        fingerprint=fingerprint_to_proto(info.fingerprint),
+        engine=info.engine,
+        context_length=info.context_length,
+        kv_capacity_tokens=info.kv_capacity_tokens,
+        transports=info.transports,
+        version=info.version,
+    )
+
+
+def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=message.worker_id,
+        epoch=message.epoch,
+        roles=frozenset(
+            _ROLE_FROM_PROTO[number] for number in message.roles if number in _ROLE_FROM_PROTO
+        ),
+        model=message.model,
+        fingerprint=fingerprint_from_proto(message.fingerprint),
+        engine=message.engine,
+        context_length=message.context_length,
+        kv_capacity_tokens=message.kv_capacity_tokens,
+        transports=tuple(message.transports),
+        version=message.version,
+    )
+
+
+def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
+    return worker_pb2.WatchLoadResponse(
+        running=load.running,
+        waiting=load.waiting,
+        kv_usage=load.kv_usage,
+        open_leases=load.open_leases,
+        reserved_tokens=load.reserved_tokens,
+        draining=load.draining,
+    )
+
+
+def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
+    return Load(
+        running=message.running,
+        waiting=message.waiting,
+        kv_usage=message.kv_usage,
+        open_leases=message.open_leases,
+        reserved_tokens=message.reserved_tokens,
+        draining=message.draining,
+    )
