@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 1.0
 _EPOCH_SHOWN = 6
-_STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red"}
+_STATE_STYLE = {"ready": "green", "proven": "green", "lost": "red", "refused": "red"}
 
 
 def status(
@@ -91,10 +91,13 @@ def _routes(fleet: dict[str, Any]) -> Table:
 
 
 def _pairs(fleet: dict[str, Any]) -> Table:
-    table = _table("prefill", "decode", "hand-over")
+    table = _table("prefill", "decode", "transport", "hand-over")
     for pair in fleet["pairs"]:
-        state = _state("proven" if pair["proven"] else "refused", pair["detail"])
-        table.add_row(pair["prefill"], pair["decode"], state)
+        detail = pair["detail"]
+        if pair["next_probe_s"] is not None:
+            detail = f"probed in {pair['next_probe_s']:.0f} s; {detail}"
+        row = pair["prefill"], pair["decode"], pair["transport"] or "-"
+        table.add_row(*row, _state(pair["state"], detail))
     return table
 
 
@@ -111,5 +114,5 @@ def _table(*columns: str) -> Table:
 def _state(state: str, detail: str) -> str:
     from rich.markup import escape
 
-    style = _STATE_STYLE.get(state, "green" if state == "proven" else "yellow")
+    style = _STATE_STYLE.get(state, "yellow")
     return f"[{style}]{state}[/]{detail and f' [dim]{escape(detail)}[/]'}"

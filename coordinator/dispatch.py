@@ -10,7 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import structlog
 
 from coordinator.catalog import ServedModel
 from coordinator.execution import Execution
@@ -20,26 +22,28 @@ from coordinator.gateway.keys import Caller
 from coordinator.lifecycle import Event
 from coordinator.observer import Observer
 from coordinator.policy.choose import choose
+from coordinator.policy.ladder import (
+    Fault,
+    Rung,
+    avoiding,
+    counts_against_pair,
+    fault_of,
+    rung,
+    words,
+)
+from coordinator.policy.pairs import Pair
 from coordinator.policy.prefix import chain
-from coordinator.policy.snapshot import RequestFacts
+from coordinator.policy.snapshot import Plan, RequestFacts
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import ChatPrompt, Delta, EngineRequest, GenerateSpec, Route
 
-MAX_ATTEMPTS = 4
-"""Plans tried for one request before its first token."""
+log = structlog.get_logger("dispatch")
 
-_HANDOFF_FAILURES = frozenset(
-    {
-        ErrorReason.KV_EXPIRED,
-        ErrorReason.KV_REUSED,
-        ErrorReason.KV_DIGEST_MISMATCH,
-        ErrorReason.KV_INCOMPATIBLE,
-        ErrorReason.KV_TRANSFER_FAILED,
-    }
-)
-"""Told by the decode side, but the prefill worker's KV was at fault."""
+MAX_ATTEMPTS = 6
+"""Plans tried for one request before its first token: two prefill workers by two transports
+each, and then what is left."""
 
 
 class Dispatcher:
@@ -118,34 +122,74 @@ class Dispatcher:
         """Plans and tries, each time without what failed, until a first delta comes."""
         prefix = chain(request.token_ids, request.cache_salt)
         facts = self._facts(spec, model, len(request.token_ids), prefix)
-        failure: PdserveError | None = None
+        failure: _Failure | None = None
+        steps: list[str] = []
         for _ in range(MAX_ATTEMPTS):
             try:
                 plan = choose(self._fleet.next_turn(spec.model), model.policy, facts)
             except RejectedError as refusal:
                 # The worker's own failure tells the client more than "none is left".
-                raise failure or refusal from None
-            record.route = Route(plan.mode, plan.reason, plan.arm)
+                raise (failure.error if failure else refusal) from None
+            if failure is not None:
+                steps.append(self._step(record, failure, plan))
+            elif plan.fell_back:
+                self._count(record, Rung.COLOCATED, ErrorReason.NO_WORKER)
+            record.route = Route(plan.mode, "; ".join((plan.reason, *steps)), plan.arm)
             record.prefill_worker = plan.prefill or ""
             record.decode_worker = plan.decode
             record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
+            pair = self._fleet.pair(plan)
             execution = Execution(self._fleet, plan, request, prefix)
             try:
-                return execution, await execution.begin(record)
+                first = await execution.begin(record)
             except (PrefillError, DecodeError) as error:
                 execution.release()
-                if not _may_work_elsewhere(error):
-                    raise
-                failure = error
-                facts = _without(facts, execution, error)
+                failure = self._blame(plan, pair, error)
+                facts = avoiding(facts, plan, failure.fault, error.message)
                 record.phase("failed_attempts")
-                record.fallbacks.append(error.reason.label)
-                self._observer.metrics.fell_back(spec.model, error.reason.label)
             except BaseException:
                 execution.release()
                 raise
+            else:
+                if pair is not None:
+                    self._fleet.pairs.request_passed(pair)
+                return execution, first
         assert failure is not None
-        raise failure
+        raise failure.error
+
+    def _blame(self, plan: Plan, pair: Pair | None, error: PrefillError | DecodeError) -> _Failure:
+        """Counts the failure against the pair. Raises it where no other way would help."""
+        if (
+            pair is not None
+            and counts_against_pair(error.reason)
+            and self._fleet.request_failed(pair, error.message)
+        ):
+            self._observer.metrics.quarantined(pair.transport)
+        prefill_side = isinstance(error, PrefillError)
+        fault = fault_of(plan, prefill_side=prefill_side, reason=error.reason)
+        if fault is None:
+            raise error
+        return _Failure(plan, fault, error)
+
+    def _step(self, record: RequestRecord, failure: _Failure, plan: Plan) -> str:
+        """Counts and logs one step down the ladder, and puts it into words for the client."""
+        step = rung(failure.plan, failure.fault, plan)
+        self._count(record, step, failure.error.reason)
+        log.warning(
+            "fell back",
+            request_id=record.request_id,
+            step=step.value,
+            reason=failure.error.reason.label,
+            cause=failure.error.message,
+            prefill_worker=failure.plan.prefill,
+            decode_worker=failure.plan.decode,
+            transport=failure.plan.transport or None,
+        )
+        return words(step, plan, failure.error.message)
+
+    def _count(self, record: RequestRecord, step: Rung, reason: ErrorReason) -> None:
+        record.fallbacks.append(f"{step}: {reason.label}")
+        self._observer.metrics.fell_back(record.model, step.value, reason.label)
 
     def _context_length(self, model: ServedModel) -> int:
         served = self._fleet.context_length(model.config.name)
@@ -164,21 +208,13 @@ class Dispatcher:
         )
 
 
-def _may_work_elsewhere(error: PdserveError) -> bool:
-    """What a worker breaks over another may do; what it refuses for good, none will."""
-    return error.reason.value.retryable or error.reason is ErrorReason.INTERNAL
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An attempt that failed where another may do."""
 
-
-def _without(
-    facts: RequestFacts, execution: Execution, error: PrefillError | DecodeError
-) -> RequestFacts:
-    plan = execution.plan
-    if plan.prefill is not None:
-        if isinstance(error, PrefillError) or error.reason in _HANDOFF_FAILURES:
-            return facts.without_prefill(plan.prefill, error.message)
-        if error.reason is ErrorReason.NO_ROOM:
-            return facts.without_room(plan.decode, error.message)
-    return facts.without_decode(plan.decode, error.message)
+    plan: Plan
+    fault: Fault
+    error: PrefillError | DecodeError
 
 
 def _engine_request(

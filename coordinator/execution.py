@@ -110,7 +110,7 @@ class Execution:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
         with _Reading(worker, len(request.token_ids)):
             async with sequence.or_failure(), worker.or_loss():
-                result = await worker.client.prefill(request, self._transport(worker))
+                result = await worker.client.prefill(request, self.plan.transport)
         self._prefilled = result
         self._lease = (worker, result.handle)
         record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
@@ -120,14 +120,6 @@ class Execution:
                 ErrorReason.KV_INCOMPATIBLE, "the prefill worker was restarted meanwhile"
             )
         return result
-
-    def _transport(self, prefill: Worker) -> str:
-        """The best KV transport that both sides have; a pair without one is not proven."""
-        assert prefill.info is not None
-        assert self._decode is not None
-        assert self._decode.info is not None
-        theirs = self._decode.info.transports
-        return next(name for name in prefill.info.transports if name in theirs)
 
     def _end_lease(self) -> None:
         if self._lease is not None:

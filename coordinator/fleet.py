@@ -15,9 +15,11 @@ from enum import StrEnum
 
 import structlog
 
+from coordinator.policy.pairs import Pair, PairTable, Process
 from coordinator.policy.prefix import BLOCK_TOKENS, PrefixIndex
-from coordinator.policy.snapshot import Snapshot, WorkerView
+from coordinator.policy.snapshot import Plan, Snapshot, WorkerView
 from coordinator.worker_client import Session, WorkerClient
+from pdserve.clock import Clock
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import Load, Role, WorkerInfo
 
@@ -92,6 +94,12 @@ class Worker:
         return self.info is not None and role in self.info.roles
 
     @property
+    def process(self) -> Process:
+        """Of a worker that has been reached."""
+        assert self.info is not None
+        return self.info.worker_id, self.info.epoch
+
+    @property
     def state(self) -> WorkerState:
         if not self.connected:
             return WorkerState.CONNECTING if self.info is None else WorkerState.LOST
@@ -102,27 +110,23 @@ class Worker:
         return WorkerState.READY
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two worker processes, by (worker id, epoch): a restart makes another pair."""
-
-    prefill: tuple[str, str]
-    decode: tuple[str, str]
-
-
 class Fleet:
     """All workers. `run` keeps them; everything else is called on the same event loop."""
 
-    def __init__(self, clients: dict[str, WorkerClient]) -> None:
-        """`clients` by address; the fleet owns and closes them."""
+    def __init__(
+        self, clients: dict[str, WorkerClient], quarantine_after: int, clock: Clock
+    ) -> None:
+        """`clients` by address; the fleet owns and closes them. `quarantine_after` is the
+        number of failures in a row for which a pair is taken out of traffic."""
+        self.clock = clock
         self._workers = {address: Worker(client) for address, client in clients.items()}
         self._turns: Counter[str] = Counter()
         self._releases: set[asyncio.Task[None]] = set()
-        self.pairs: dict[Pair, str] = {}
-        """Why a pair may be used ("") or may not (words); a pair not in here is untried. Holds
-        pairs of connected processes alone."""
+        self.pairs = PairTable(quarantine_after)
+        """Of connected processes alone."""
         self.changed = asyncio.Event()
-        """Set whenever a worker appeared, was lost or was restarted."""
+        """Set whenever there may be something to probe: a worker appeared, was lost or was
+        restarted, or a pair was quarantined."""
 
     async def run(self) -> None:
         """Keeps every link until cancelled, then closes the clients."""
@@ -166,11 +170,7 @@ class Fleet:
         return Snapshot(
             prefill=tuple(_view(worker) for worker in ready if worker.hosts(Role.PREFILL)),
             decode=tuple(_view(worker) for worker in ready if worker.hosts(Role.DECODE)),
-            pairs=frozenset(
-                (pair.prefill[0], pair.decode[0])
-                for pair, refusal in self.pairs.items()
-                if not refusal
-            ),
+            pairs=self.pairs.proven,
             turn=self._turns[model],
         )
 
@@ -179,16 +179,29 @@ class Fleet:
         self._turns[model] += 1
         return self.snapshot(model)
 
-    def judge(self, pair: Pair, refusal: str) -> None:
-        """Remembers whether the pair may be used; see `pairs`. Too late for a process that
-        was lost meanwhile."""
-        connected = {
-            (worker.info.worker_id, worker.info.epoch)
-            for worker in self._workers.values()
-            if worker.connected and worker.info is not None
-        }
-        if {pair.prefill, pair.decode} <= connected:
-            self.pairs[pair] = refusal
+    def pair(self, plan: Plan) -> Pair | None:
+        """The pair of processes that a plan means now; None for a colocated one, and where a
+        worker was lost meanwhile."""
+        if plan.prefill is None:
+            return None
+        prefill, decode = self.by_id(plan.prefill), self.by_id(plan.decode)
+        if prefill is None or decode is None:
+            return None
+        return Pair(prefill.process, decode.process, plan.transport)
+
+    def request_failed(self, pair: Pair, cause: str) -> bool:
+        """Counts a failure of the pair itself; whether it is quarantined for it."""
+        quarantined = self.pairs.request_failed(pair, cause, self.clock.now())
+        if quarantined:
+            self.changed.set()
+            log.warning(
+                "pair quarantined",
+                prefill=pair.prefill[0],
+                decode=pair.decode[0],
+                transport=pair.transport,
+                cause=cause,
+            )
+        return quarantined
 
     def cached_tokens(self, model: str, hashes: tuple[int, ...]) -> dict[str, int]:
         """Prompt tokens that each decode worker of the model is believed to hold, by id."""
@@ -272,12 +285,7 @@ class Fleet:
     def _lose(self, worker: Worker) -> None:
         assert worker.info is not None
         worker.lose()
-        lost = (worker.info.worker_id, worker.info.epoch)
-        self.pairs = {
-            pair: refusal
-            for pair, refusal in self.pairs.items()
-            if lost not in (pair.prefill, pair.decode)
-        }
+        self.pairs.forget(worker.process)
         log.warning("worker lost", worker=worker.info.worker_id, cause=worker.detail)
         self.changed.set()
 

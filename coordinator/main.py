@@ -28,6 +28,7 @@ from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
 from coordinator.worker_client import GrpcWorkerClient
 from pdserve import logs, models
+from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
 from pdserve.fleet_key import read_key
@@ -64,7 +65,11 @@ async def run_coordinator(settings: Settings) -> None:
     gateway = Gateway(config.gateway, keys, served)
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)
-    fleet = Fleet({address: GrpcWorkerClient(address, fleet_key) for address in config.workers})
+    fleet = Fleet(
+        {address: GrpcWorkerClient(address, fleet_key) for address in config.workers},
+        config.quarantine_after,
+        RealClock(),
+    )
     observer = Observer(metrics)
     dispatcher = Dispatcher(served, fleet, gateway, observer)
     ops = Ops(served, fleet, gateway, metrics)

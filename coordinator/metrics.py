@@ -85,12 +85,6 @@ class CoordinatorMetrics:
             ["model", "surface", "mode", "arm", "outcome", "reason"],
             registry=registry,
         )
-        self._fallbacks = Counter(
-            "pdserve_fallbacks_total",
-            "Steps down the ladder: a planned route that failed before the first token.",
-            ["model", "reason"],
-            registry=registry,
-        )
         self._tokens = Counter(
             "pdserve_tokens_total",
             "Tokens of requests that ended well: prompt, cached (a part of prompt), completion.",
@@ -110,6 +104,7 @@ class CoordinatorMetrics:
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
+        self._route_metrics(registry)
         self.queued = Gauge(
             "pdserve_queue_depth", "Requests waiting for a place.", ["model"], registry=registry
         )
@@ -118,6 +113,26 @@ class CoordinatorMetrics:
         )
         self.workers = Gauge(
             "pdserve_workers", "Workers by state.", ["role", "state"], registry=registry
+        )
+
+    def _route_metrics(self, registry: CollectorRegistry) -> None:
+        self._fallbacks = Counter(
+            "pdserve_fallbacks_total",
+            "Steps down the ladder before the first token, and requests that began below its top.",
+            ["model", "step", "reason"],
+            registry=registry,
+        )
+        self._quarantines = Counter(
+            "pdserve_kv_pair_quarantines_total",
+            "Pairs of workers taken out of traffic after failures in a row.",
+            ["transport"],
+            registry=registry,
+        )
+        self.pairs = Gauge(
+            "pdserve_kv_pairs",
+            "Pairs of workers by standing.",
+            ["state", "transport"],
+            registry=registry,
         )
         self.route_ready = Gauge(
             "pdserve_route_ready",
@@ -134,8 +149,12 @@ class CoordinatorMetrics:
             f"pdserve_{name}", text, ["model", "mode", "arm"], buckets=buckets, registry=registry
         )
 
-    def fell_back(self, model: str, reason: str) -> None:
-        self._fallbacks.labels(model, reason).inc()
+    def fell_back(self, model: str, step: str, reason: str) -> None:
+        """`step` is what was tried instead: transport, prefill, decode or colocated."""
+        self._fallbacks.labels(model, step, reason).inc()
+
+    def quarantined(self, transport: str) -> None:
+        self._quarantines.labels(transport).inc()
 
     def request_done(self, record: RequestRecord, reason: ErrorReason | None, ended: float) -> None:
         """`ended` on the clock of `record.received`."""

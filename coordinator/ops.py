@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet, WorkerState
 from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.policy.pairs import Pair, PairState
 from pdserve.types import Fallback, Mode, Role
 
 
@@ -113,19 +115,25 @@ class Ops:
                 }
                 for worker in self._fleet.workers()
             ],
-            "pairs": [
-                {
-                    "prefill": pair.prefill[0],
-                    "decode": pair.decode[0],
-                    "proven": not refusal,
-                    "detail": refusal,
-                }
-                for pair, refusal in self._fleet.pairs.items()
-            ],
+            "pairs": [self._pair(pair) for pair in self._fleet.pairs],
             "requests": {
                 model: {"running": admission.running, "queued": admission.queued}
                 for model, admission in self._gateway.admissions.items()
             },
+        }
+
+    def _pair(self, pair: Pair) -> dict[str, Any]:
+        standing = self._fleet.pairs[pair]
+        quarantined = standing.state is PairState.QUARANTINED
+        wait_s = max(0.0, standing.probe_at - self._fleet.clock.now())
+        return {
+            "prefill": pair.prefill[0],
+            "decode": pair.decode[0],
+            "transport": pair.transport,
+            "state": standing.state.value,
+            "detail": standing.detail,
+            "failures": standing.failures,
+            "next_probe_s": round(wait_s, 1) if quarantined else None,
         }
 
     def metrics(self) -> bytes:
@@ -139,4 +147,10 @@ class Ops:
             for state in WorkerState:
                 count = sum(w.hosts(role) and w.state is state for w in self._fleet.workers())
                 self._metrics.workers.labels(role.value, state.value).set(count)
+        standings = Counter(
+            (self._fleet.pairs[pair].state, pair.transport or "none") for pair in self._fleet.pairs
+        )
+        self._metrics.pairs.clear()
+        for (pair_state, transport), count in standings.items():
+            self._metrics.pairs.labels(pair_state.value, transport).set(count)
         return generate_latest(self._metrics.registry)

@@ -8,26 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, product
 from uuid import uuid4
 
 import structlog
 
 from coordinator.catalog import ServedModel
 from coordinator.execution import Execution
-from coordinator.fleet import Fleet, Pair, Worker
+from coordinator.fleet import Fleet, Worker
 from coordinator.lifecycle import Event
+from coordinator.policy.pairs import RETRY_S, Pair, Process, pairs_of
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from pdserve.errors import PdserveError
-from pdserve.types import EngineRequest, Fingerprint, Role, SamplingParams, TextPrompt
+from pdserve.types import EngineRequest, Role, SamplingParams, TextPrompt, WorkerInfo
 
 log = structlog.get_logger("proving")
 
 PROBE_TIMEOUT_S = 60.0
-RETRY_S = 2.0
+MAX_PROBES = 16
+"""Probes at once; each worker takes part in few of them, so that one that hangs does not hold
+up those of the others."""
+MAX_PROBES_PER_WORKER = 2
 PROBE_TEXT = "One, two, three, four, five, six, seven, eight, nine, ten. " * 4
 """Some 150 tokens in most vocabularies: several KV blocks, and near to no ties."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A probe of a pair, or of a decode process by itself, where `pair` is None."""
+
+    decode: WorkerInfo
+    prefill: WorkerInfo | None = None
+    pair: Pair | None = None
+
+    @property
+    def worker_ids(self) -> set[str]:
+        return {info.worker_id for info in (self.decode, self.prefill) if info is not None}
 
 
 class Prover:
@@ -40,104 +61,150 @@ class Prover:
         report: Callable[[str], None],
         after_round: Callable[[], None],
     ) -> None:
-        """`report` is told, in words, what is being probed; `after_round` runs after each
-        round of probes."""
+        """`report` is told, in words, what is being probed; `after_round` runs whenever what
+        is known may have changed."""
         self._fleet = fleet
         self._models = models
         self._report = report
         self._after_round = after_round
-        self._answers: dict[tuple[str, str], list[int]] = {}
-        """Each proven decode process' own answer, by (worker id, epoch)."""
+        self._running: set[_Probe] = set()
+        self._retry_at: dict[Process, float] = {}
+        """When a decode process that failed by itself is probed again."""
+        self._answers: dict[Process, list[int]] = {}
+        """Each proven decode process' own answer."""
 
     async def run(self) -> None:
-        while True:
-            self._fleet.changed.clear()
-            complete = await self._round()
-            self._after_round()
-            try:
-                async with asyncio.timeout(None if complete else RETRY_S):
-                    await self._fleet.changed.wait()
-            except TimeoutError:
-                continue
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                self._fleet.changed.clear()
+                for probe in self._due():
+                    if self._may_begin(probe):
+                        self._running.add(probe)
+                        probes.create_task(self._run(probe))
+                self._after_round()
+                wake_at = self._next_due()
+                wait_s = None if wake_at is None else wake_at - self._fleet.clock.now()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._fleet.changed.wait()
 
-    async def _round(self) -> bool:
-        """Probes all that is not proven; whether nothing is left to try again."""
-        connected = [w for w in self._fleet.workers() if w.connected and not w.load.draining]
-        decodes = [w for w in connected if w.hosts(Role.DECODE) and self._serves_model(w)]
-        prefills = [w for w in connected if w.hosts(Role.PREFILL) and self._serves_model(w)]
-        alone = [await self._prove_alone(w) for w in decodes if not w.proven]
-        pairs = [
-            await self._prove_pair(p, d)
-            for p in prefills
-            for d in decodes
-            if p is not d and d.proven and p.info and d.info and p.info.model == d.info.model
+    async def _run(self, probe: _Probe) -> None:
+        try:
+            await (self._prove_alone(probe) if probe.pair is None else self._prove_pair(probe))
+        finally:
+            self._running.discard(probe)
+            self._fleet.changed.set()
+
+    def _due(self) -> list[_Probe]:
+        """All that is to be probed now: decode processes by themselves, then pairs."""
+        now = self._fleet.clock.now()
+        members = {
+            worker.process: worker for worker in self._fleet.workers() if self._may_join(worker)
+        }
+        infos = {process: worker.info for process, worker in members.items() if worker.info}
+        decodes = [worker for worker in members.values() if worker.hosts(Role.DECODE)]
+        prefills = [worker for worker in members.values() if worker.hosts(Role.PREFILL)]
+        self._retry_at = {p: at for p, at in self._retry_at.items() if p in members}
+        alone = [
+            _Probe(infos[worker.process])
+            for worker in decodes
+            if not worker.proven and self._retry_at.get(worker.process, now) <= now
         ]
-        return all(alone) and all(pairs)
+        for prefill, decode in product(prefills, decodes):
+            self._meet(prefill, decode)
+        return alone + [
+            _Probe(infos[pair.decode], infos[pair.prefill], pair)
+            for pair in self._fleet.pairs.due(now)
+            if infos.keys() >= {pair.prefill, pair.decode} and members[pair.decode].proven
+        ]
 
-    def _serves_model(self, worker: Worker) -> bool:
-        assert worker.info is not None
+    def _next_due(self) -> float | None:
+        now = self._fleet.clock.now()
+        times = [at for at in self._retry_at.values() if at > now]
+        pair = self._fleet.pairs.next_probe(now)
+        return min(times if pair is None else [*times, pair], default=None)
+
+    def _may_begin(self, probe: _Probe) -> bool:
+        busy = Counter(chain.from_iterable(other.worker_ids for other in self._running))
+        return (
+            probe not in self._running
+            and len(self._running) < MAX_PROBES
+            and all(busy[worker_id] < MAX_PROBES_PER_WORKER for worker_id in probe.worker_ids)
+        )
+
+    def _may_join(self, worker: Worker) -> bool:
+        if not worker.connected or worker.load.draining or worker.info is None:
+            return False
         if worker.info.model in self._models:
             return True
         worker.detail = f"serves {worker.info.model!r}, which is not in coordinator.models"
         return False
 
-    async def _prove_alone(self, worker: Worker) -> bool:
-        assert worker.info is not None
-        info = worker.info
+    def _meet(self, prefill: Worker, decode: Worker) -> None:
+        assert prefill.info is not None
+        assert decode.info is not None
+        if (
+            prefill is decode
+            or prefill.info.model != decode.info.model
+            or self._fleet.pairs.have_met(prefill.process, decode.process)
+        ):
+            return
+        transport = self._models[decode.info.model].config.transport
+        wanted = None if transport == "auto" else transport
+        for pair, refusal in pairs_of(prefill.info, decode.info, wanted).items():
+            self._fleet.pairs.meet(pair, refusal)
+
+    async def _prove_alone(self, probe: _Probe) -> None:
+        info = probe.decode
+        process = (info.worker_id, info.epoch)
         self._report(f"{info.worker_id} answers a prompt by itself")
+        cause = ""
         try:
             tokens = await self._probe(info.model, Plan(None, info.worker_id, "", "probe"))
         except (PdserveError, TimeoutError) as error:
-            worker.detail = f"probe failed: {_words(error)}"
-            log.warning("probe failed", worker=info.worker_id, cause=_words(error))
-            return False
-        if worker.info is not info or not worker.connected:
-            return False  # another process answered, or none is left
-        self._answers[info.worker_id, info.epoch] = tokens
+            cause = _words(error)
+            self._retry_at[process] = self._fleet.clock.now() + RETRY_S
+        worker = self._fleet.by_id(info.worker_id)
+        if worker is None or worker.info is not info:
+            return  # another process answered, or none is left
+        worker.detail = cause and f"probe failed: {cause}"
+        if cause:
+            log.warning("probe failed", worker=info.worker_id, cause=cause)
+            return
+        self._retry_at.pop(process, None)
+        self._answers[process] = tokens
         worker.proven = True
-        worker.detail = ""
         log.info("worker proven", worker=info.worker_id)
-        return True
 
-    async def _prove_pair(self, prefill: Worker, decode: Worker) -> bool:
-        assert prefill.info is not None
-        assert decode.info is not None
-        pair = Pair(
-            (prefill.info.worker_id, prefill.info.epoch), (decode.info.worker_id, decode.info.epoch)
-        )
-        if self._fleet.pairs.get(pair) == "":
-            return True
-        refusal = differences(prefill.info.fingerprint, decode.info.fingerprint)
-        if not set(prefill.info.transports) & set(decode.info.transports):
-            refusal = "no KV transport in common"
-        if refusal:
-            self._fleet.judge(pair, refusal)  # for good: both are constant for their process
-            return True
-        self._report(f"{prefill.info.worker_id} hands a prompt over to {decode.info.worker_id}")
-        plan = Plan(prefill.info.worker_id, decode.info.worker_id, "", "probe")
+    async def _prove_pair(self, probe: _Probe) -> None:
+        assert probe.prefill is not None
+        assert probe.pair is not None
+        pair, model = probe.pair, probe.decode.model
+        ids = pair.prefill[0], pair.decode[0]
+        self._report(f"{ids[0]} hands a prompt over to {ids[1]} by {pair.transport}")
+        cause = note = ""
         try:
-            tokens = await self._probe(decode.info.model, plan)
+            tokens = await self._probe(model, Plan(*ids, "", "probe", pair.transport))
         except (PdserveError, TimeoutError) as error:
-            refusal = f"probe failed: {_words(error)}"
+            cause = f"probe failed: {_words(error)}"
         else:
             if tokens != self._answers[pair.decode]:
-                refusal = self._differing(decode.info.model)
-        self._fleet.judge(pair, refusal)
+                if self._models[model].config.mixed_precision:
+                    note = "its answers differ, as mixed_precision allows"
+                else:
+                    cause = "the handed-over answer differs from the decode worker's own"
+        if cause:
+            self._fleet.pairs.probe_failed(pair, cause, self._fleet.clock.now())
+        else:
+            self._fleet.pairs.probe_passed(pair, note)
         log.log(
-            30 if refusal else 20,
-            "pair refused" if refusal else "pair proven",
-            prefill=prefill.info.worker_id,
-            decode=decode.info.worker_id,
-            cause=refusal or None,
+            30 if cause else 20,
+            "pair not proven" if cause else "pair proven",
+            prefill=ids[0],
+            decode=ids[1],
+            transport=pair.transport,
+            cause=cause or note or None,
         )
-        return not refusal
-
-    def _differing(self, model: str) -> str:
-        """Why a pair with unequal answers is refused; empty where it is allowed to be so."""
-        if self._models[model].config.mixed_precision:
-            log.warning("answers differ, as mixed_precision allows", model=model)
-            return ""
-        return "the handed-over answer differs from the decode worker's own"
 
     async def _probe(self, model: str, plan: Plan) -> list[int]:
         """The tokens that a short greedy request gets on this way; a fresh salt keeps prefix
@@ -163,15 +230,6 @@ class Prover:
         finally:
             execution.release()
         return tokens
-
-
-def differences(prefill: Fingerprint, decode: Fingerprint) -> str:
-    """In words, each field in which two fingerprints differ; empty when none does."""
-    return "; ".join(
-        f"{name} is {ours!r} on the prefill side and {theirs!r} on the decode side"
-        for name in Fingerprint.__slots__
-        if (ours := getattr(prefill, name)) != (theirs := getattr(decode, name))
-    )
 
 
 def _words(error: PdserveError | TimeoutError) -> str:

@@ -68,6 +68,9 @@ class ModelConfig(_Section):
         description="auto: uncached prompt tokens from which the prefill pool is used",
     )
     fallback: Fallback = Fallback.COLOCATE
+    transport: Literal["auto", "nixl", "grpc"] = Field(
+        default="auto", description="KV transport of hand-offs; auto: the best that was proven"
+    )
     mixed_precision: bool = Field(
         default=False,
         description="the pools' weights differ in precision: a hand-off is proven by an answer, "
@@ -140,6 +143,12 @@ class CoordinatorConfig(_Section):
     models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(),), min_length=1)
     experiments: tuple[Experiment, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
+    quarantine_after: int = Field(
+        default=3,
+        ge=1,
+        description="failed hand-offs in a row, between two workers by one transport, after "
+        "which these get no more of them until a probe goes through",
+    )
     drain_s: float = Field(
         default=30.0, ge=0, description="how long SIGTERM waits for running requests"
     )

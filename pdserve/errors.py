@@ -73,6 +73,11 @@ class ErrorReason(Enum):
         """Whether the request was refused before any worker saw it."""
         return self.value.number < 20
 
+    @property
+    def concerns_kv(self) -> bool:
+        """Whether a hand-off failed, and neither of its workers by itself."""
+        return 40 <= self.value.number < 90
+
 
 REASON_BY_NUMBER = {reason.value.number: reason for reason in ErrorReason}
 

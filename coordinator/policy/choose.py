@@ -31,7 +31,7 @@ def choose(snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> Plan
         mode, reason = _by_length(policy, facts, _lightest(decodes, snapshot.turn), reason)
     if mode is Mode.COLOCATED:
         decode = _lightest(decodes, snapshot.turn)
-        return Plan(None, decode.worker_id, arm, _again(reason, facts))
+        return Plan(None, decode.worker_id, arm, reason)
     return _disaggregated(snapshot, policy, facts, arm, reason)
 
 
@@ -58,6 +58,8 @@ def _by_length(
 def _disaggregated(
     snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts, arm: str, reason: str
 ) -> Plan:
+    if facts.stay is not None and (transport := _next_transport(snapshot, facts, facts.stay)):
+        return Plan(*facts.stay, arm, reason, transport)
     pairs = [
         (prefill, decode)
         for prefill in snapshot.prefill
@@ -69,7 +71,8 @@ def _disaggregated(
     if pairs and len(facts.failed_prefill) < MAX_PREFILL_WORKERS:
         decode = _lightest([decode for _, decode in pairs], snapshot.turn)
         prefill = _lightest([p for p, d in pairs if d is decode], snapshot.turn)
-        return Plan(prefill.worker_id, decode.worker_id, arm, _again(reason, facts))
+        best = snapshot.pairs[prefill.worker_id, decode.worker_id][0]
+        return Plan(prefill.worker_id, decode.worker_id, arm, reason, best)
     why = facts.failure or "no proven pair of prefill and decode workers is ready"
     if policy.fallback is Fallback.FAIL:
         raise RejectedError(
@@ -79,11 +82,21 @@ def _disaggregated(
         )
     decodes = [view for view in snapshot.decode if view.worker_id not in facts.failed_decode]
     decode = _lightest(decodes, snapshot.turn)
-    return Plan(None, decode.worker_id, arm, f"{reason}; fell back to colocated: {why}")
+    if facts.failure:  # whoever steps down the ladder says so
+        return Plan(None, decode.worker_id, arm, reason)
+    reason = f"{reason}; fell back to colocated: {why}"
+    return Plan(None, decode.worker_id, arm, reason, fell_back=True)
 
 
-def _again(reason: str, facts: RequestFacts) -> str:
-    return f"{reason}; tried again: {facts.failure}" if facts.failure else reason
+def _next_transport(snapshot: Snapshot, facts: RequestFacts, pair: tuple[str, str]) -> str:
+    """The best transport of the pair that the request has not tried; empty when none is left,
+    or one of the workers is not ready any more."""
+    prefill, decode = pair
+    ready = any(view.worker_id == prefill for view in snapshot.prefill) and any(
+        view.worker_id == decode for view in snapshot.decode
+    )
+    transports = snapshot.pairs.get(pair, ()) if ready else ()
+    return next((name for name in transports if name not in facts.tried_transports), "")
 
 
 def _lightest(views: list[WorkerView], turn: int) -> WorkerView:

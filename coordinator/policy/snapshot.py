@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pdserve.types import Fallback, Mode
@@ -27,12 +27,13 @@ class WorkerView:
 class Snapshot:
     """One model's part of the fleet: only ready workers, only proven pairs.
 
-    `pairs` holds (prefill id, decode id). `turn` counts decisions, to break ties by turns.
+    `pairs` holds the transports that were proven, best first, by (prefill id, decode id).
+    `turn` counts decisions, to break ties by turns.
     """
 
     prefill: tuple[WorkerView, ...]
     decode: tuple[WorkerView, ...]
-    pairs: frozenset[tuple[str, str]]
+    pairs: Mapping[tuple[str, str], tuple[str, ...]]
     turn: int = 0
 
 
@@ -63,7 +64,9 @@ class RequestFacts:
     `cached_tokens` says for each decode worker how many prompt tokens it is believed to hold.
     `failed_prefill` and `failed_decode` are workers that this request has tried in vain,
     `full_decode` those that had no room to promise, where it may still wait its turn
-    colocated; `failure` is the last one's reason, in words.
+    colocated; `failure` is the last one's reason, in words. `stay` is the pair of ids whose
+    next transport comes first, after those of `tried_transports`; its prefill worker may be
+    among the failed ones, for it is only to be used in this way.
     """
 
     prompt_tokens: int
@@ -73,27 +76,25 @@ class RequestFacts:
     failed_prefill: frozenset[str] = frozenset()
     failed_decode: frozenset[str] = frozenset()
     full_decode: frozenset[str] = frozenset()
+    stay: tuple[str, str] | None = None
+    tried_transports: frozenset[str] = frozenset()
     failure: str = ""
-
-    def without_prefill(self, worker_id: str, failure: str) -> RequestFacts:
-        return replace(self, failed_prefill=self.failed_prefill | {worker_id}, failure=failure)
-
-    def without_decode(self, worker_id: str, failure: str) -> RequestFacts:
-        return replace(self, failed_decode=self.failed_decode | {worker_id}, failure=failure)
-
-    def without_room(self, worker_id: str, failure: str) -> RequestFacts:
-        return replace(self, full_decode=self.full_decode | {worker_id}, failure=failure)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where one request goes. `prefill` is None for a colocated one; `reason` is in words,
-    names no worker, and is shown to the client."""
+    """Where one request goes. `prefill` is None for a colocated one, and `transport` empty;
+    `reason` is in words, names no worker, and is shown to the client.
+
+    `fell_back` says that the request should be disaggregated and there is no pair for it.
+    """
 
     prefill: str | None
     decode: str
     arm: str
     reason: str
+    transport: str = ""
+    fell_back: bool = False
 
     @property
     def mode(self) -> Mode:

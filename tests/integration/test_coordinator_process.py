@@ -91,11 +91,12 @@ async def workers(sim: SimConfig = FAST) -> AsyncIterator[list[SimFleetWorker]]:
 async def test_it_says_what_it_proves_and_when_it_is_ready(tmp_path: Path) -> None:
     async with workers() as pool, coordinator(tmp_path, pool) as running:
         ready = await running.wait_for("ready")
-        assert [event["event"] for event in running.events] == [
-            "listening",
-            "proving",
-            "proving",
-            "ready",
+        events = [event["event"] for event in running.events]
+        assert events == ["listening", "proving", "proving", "proving", "ready"]
+        assert [event["detail"] for event in running.events if event["event"] == "proving"] == [
+            "d answers a prompt by itself",
+            "p hands a prompt over to d by nixl",
+            "p hands a prompt over to d by grpc",
         ]
         assert ready["routes"][MODEL]["disaggregated"] == {"ready": True, "detail": ""}
 

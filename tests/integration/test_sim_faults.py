@@ -127,17 +127,17 @@ async def test_a_decode_worker_killed_before_the_first_token_is_not_noticed() ->
         await fleet.workers[waits[done.pop()]].kill()
         answer = await asking
         assert answer.completion_tokens == MAX_TOKENS
-        assert "tried again: " in answer.reason
+        assert "tried another decode worker: " in answer.reason
 
 
 async def test_a_worker_that_comes_back_is_proven_and_used_again() -> None:
     async with sim_fleet(prefill(), decode()) as fleet:
         core = fleet.coordinator
         for worker in fleet.workers.values():
-            (old,) = core.fleet.pairs
+            old = set(core.fleet.pairs)
             await worker.kill()
             await worker.start()
-            await core.until(lambda old=old: set(core.fleet.pairs) - {old} != set())  # type: ignore[misc]
+            await core.until(lambda old=old: set(core.fleet.pairs) - old != set())  # type: ignore[misc]
             await core.until_proven(("p", "d"))
             answer = await http_whole(core, TEXT, Mode.DISAGGREGATED)
             assert answer.mode == "disaggregated"

@@ -97,7 +97,11 @@ async def test_operators_see_the_fleet() -> None:
             "p": "ready",
             "d": "ready",
         }
-        assert [(pair["prefill"], pair["decode"]) for pair in view["pairs"]] == [("p", "d")]
+        keys = "prefill", "decode", "transport", "state"
+        assert [tuple(pair[key] for key in keys) for pair in view["pairs"]] == [
+            ("p", "d", "nixl", "proven"),
+            ("p", "d", "grpc", "proven"),
+        ]
         for worker in fleet.workers.values():
             assert worker.address not in json.dumps(view)
         await http_whole(fleet.coordinator, TEXT, Mode.DISAGGREGATED)

@@ -28,6 +28,7 @@ from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.record import RequestRecord
 from coordinator.response import ResponseStream
+from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.types import (
     Delta,
@@ -99,7 +100,7 @@ class Core:
         self.models: dict[str, ServedModel] = build(
             config, {model.name: self.encoder for model in config.models}
         )
-        self.fleet = Fleet(dict(workers))
+        self.fleet = Fleet(dict(workers), config.quarantine_after, RealClock())
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), self.models)
         self.observer = Observer(self.metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
@@ -176,6 +177,7 @@ def _fresh_loggers() -> Iterator[None]:
     with ExitStack() as stack:
         for logger in (
             "coordinator.observer.access_log",
+            "coordinator.dispatch.log",
             "coordinator.fleet.log",
             "coordinator.proving.log",
         ):
@@ -189,6 +191,7 @@ async def running(
     models: tuple[ModelConfig, ...] = (),
     gateway: GatewayConfig | None = None,
     experiments: tuple[Any, ...] = (),
+    quarantine_after: int = 100,
     **model: Any,
 ) -> AsyncIterator[Core]:
     """A core whose workers are connected and proven, as far as they can be.
@@ -200,6 +203,7 @@ async def running(
         models=models or (ModelConfig(name=MODEL, **model),),
         gateway=gateway or GatewayConfig(),
         experiments=experiments,
+        quarantine_after=quarantine_after,
     )
     with _fresh_loggers(), capture_logs() as logs:
         core = Core({f"host-{i}": worker for i, worker in enumerate(workers)}, config, logs)

@@ -69,7 +69,7 @@ class FakeWorker:
 
     `sequences`, `leases` and `prefilling` are what is held on the worker now. `served` has
     (verb, request id) of all that it was asked to do, `requests` what it was given, and
-    `reserved` how many tokens it was asked to promise.
+    `reserved` how many tokens it was asked to promise, `transports` what its prefills were for.
     """
 
     def __init__(self, worker_id: str, *roles: Role, **info: Any) -> None:
@@ -83,6 +83,7 @@ class FakeWorker:
         self.served: list[tuple[str, str]] = []
         self.requests: list[EngineRequest] = []
         self.reserved: list[int] = []
+        self.transports: list[str] = []
         self.closed = False
         self.up = True
         self.silent = False
@@ -149,6 +150,7 @@ class FakeWorker:
 
     async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
         self.served.append(("prefill", request.request_id))
+        self.transports.append(transport)
         self.requests.append(request)
         epoch = self._info.epoch
         self.prefilling += 1
@@ -310,12 +312,12 @@ def pool(number: int, *roles: Role, name: str, **info: Any) -> list[FakeWorker]:
     return workers
 
 
-def prefills(number: int = 1) -> list[FakeWorker]:
-    return pool(number, Role.PREFILL, name="p")
+def prefills(number: int = 1, **info: Any) -> list[FakeWorker]:
+    return pool(number, Role.PREFILL, name="p", **info)
 
 
-def decodes(number: int = 1) -> list[FakeWorker]:
-    return pool(number, Role.DECODE, name="d")
+def decodes(number: int = 1, **info: Any) -> list[FakeWorker]:
+    return pool(number, Role.DECODE, name="d", **info)
 
 
 def _next(scripts: deque[Script]) -> Script:

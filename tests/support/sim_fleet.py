@@ -25,6 +25,7 @@ from coordinator.main import HttpServer
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.observer import Observer
 from coordinator.ops import Ops
+from coordinator.policy.pairs import PairState
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.worker_client import GrpcWorkerClient
@@ -152,7 +153,11 @@ class SimCoordinator:
         models = build(config, encoders)
         self.registry = CollectorRegistry()
         metrics = CoordinatorMetrics(self.registry)
-        self.fleet = Fleet({address: GrpcWorkerClient(address, None) for address in config.workers})
+        self.fleet = Fleet(
+            {address: GrpcWorkerClient(address, None) for address in config.workers},
+            config.quarantine_after,
+            RealClock(),
+        )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models)
         observer = Observer(metrics)
         dispatcher = Dispatcher(models, self.fleet, self.gateway, observer)
@@ -211,13 +216,16 @@ class SimCoordinator:
             return (
                 self.ops.ready()[0]
                 and all(worker.state is WorkerState.READY for worker in workers)
-                and len(self.fleet.pairs) == prefills * decodes
+                and len(self.fleet.pairs.proven) == prefills * decodes
+                and all(
+                    self.fleet.pairs[pair].state is PairState.PROVEN for pair in self.fleet.pairs
+                )
             )
 
         await self.until(all_proven)
 
     async def until_proven(self, *pairs: tuple[str, str]) -> None:
-        await self.until(lambda: self.fleet.snapshot(MODEL).pairs >= set(pairs))
+        await self.until(lambda: self.fleet.snapshot(MODEL).pairs.keys() >= set(pairs))
 
     def assert_idle(self) -> None:
         for admission in self.gateway.admissions.values():

@@ -119,7 +119,15 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
             }
         ],
         "pairs": [
-            {"prefill": "prefill-0", "decode": "d", "proven": False, "detail": "[other] layout"}
+            {
+                "prefill": "prefill-0",
+                "decode": "d",
+                "transport": "nixl",
+                "state": "quarantined",
+                "detail": "[other] layout",
+                "failures": 3,
+                "next_probe_s": 4.2,
+            }
         ],
         "requests": {"m": {"running": 7, "queued": 9}},
     }
@@ -127,5 +135,15 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
     console.print(picture(fleet))
     text = console.export_text()
     assert "…" not in text
-    for part in ("not ready", "012345", "25%", "123456", "[other] layout", "no proven pair", "7"):
+    for part in (
+        "not ready",
+        "012345",
+        "25%",
+        "123456",
+        "quarantined",
+        "in 4 s",
+        "[other] layout",
+        "no proven pair",
+        "7",
+    ):
         assert part in text

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.fleet import RECONNECT_S, SILENCE_S, Fleet, Pair, Worker, WorkerState
+from coordinator.fleet import RECONNECT_S, SILENCE_S, Fleet, Worker, WorkerState
+from coordinator.policy.pairs import Pair
 from coordinator.policy.prefix import BLOCK_TOKENS, chain
+from pdserve.clock import RealClock
 from pdserve.config import ModelConfig
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import Load, Mode, Role, WorkerInfo
@@ -143,7 +145,7 @@ async def test_a_lost_worker_leaves_at_once_with_its_pairs() -> None:
         await settle()
         assert lost.state is WorkerState.LOST
         assert ready(core) == ([], ["d"], set())
-        assert not core.fleet.pairs
+        assert not list(core.fleet.pairs)
         assert core.fleet.by_id("p") is None
 
 
@@ -207,8 +209,8 @@ async def test_a_verdict_on_a_process_that_is_gone_is_dropped() -> None:
         (old,) = core.fleet.pairs
         worker.restart()
         await asyncio.sleep(RECONNECTED_S)
-        core.fleet.judge(old, "")
-        assert set(core.fleet.pairs) == {Pair(("p", "2"), ("d", "1"))}
+        core.fleet.pairs.probe_passed(old, "")
+        assert set(core.fleet.pairs) == {Pair(("p", "2"), ("d", "1"), "nixl")}
 
 
 @on_virtual_time
@@ -389,7 +391,7 @@ class SlowReleaser(FakeWorker):
 async def test_a_lease_is_still_ended_when_the_fleet_ends() -> None:
     worker = SlowReleaser("p", Role.PREFILL)
     worker.leases.add("h1")
-    fleet = Fleet({"a": worker})
+    fleet = Fleet({"a": worker}, 3, RealClock())
     running_fleet = asyncio.create_task(fleet.run())
     await settle()
     fleet.release_kv(Worker(worker), "h1")

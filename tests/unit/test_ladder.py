@@ -9,7 +9,7 @@ import pytest
 from coordinator.dispatch import MAX_ATTEMPTS
 from coordinator.fleet import RECONNECT_S, SILENCE_S
 from coordinator.lifecycle import State
-from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import (
     Fallback,
     Mode,
@@ -26,6 +26,7 @@ from tests.support.fake_worker import (
 from tests.support.virtual_time import on_virtual_time, settle
 
 DISAGGREGATED = Mode.DISAGGREGATED
+BOTH = ("nixl", "grpc")
 KV_REASONS = [reason for reason in ErrorReason if reason.name.startswith("KV_")]
 
 
@@ -59,9 +60,9 @@ async def test_another_prefill_worker_is_tried(reason: ErrorReason) -> None:
         given = await core.ask(mode=DISAGGREGATED)
         assert_complete(given)
         assert given.route.mode is DISAGGREGATED
-        assert given.route.reason.endswith("; tried again: the reader broke")
+        assert given.route.reason.endswith("; tried another prefill worker: the reader broke")
         assert sorted(core.asked("prefill")) == ["p1", "p2"]
-        assert core.record.fallbacks == [reason.label]
+        assert core.record.fallbacks == [f"prefill: {reason.label}"]
 
 
 @on_virtual_time
@@ -74,11 +75,15 @@ async def test_after_two_prefill_workers_the_request_is_colocated() -> None:
         assert_complete(given)
         assert given.route.mode is Mode.COLOCATED
         assert given.route.reason == (
-            "disaggregated: asked for by the request; fell back to colocated: the reader broke"
+            "disaggregated: asked for by the request; "
+            "tried another prefill worker: the reader broke; "
+            "fell back to colocated: the reader broke"
         )
         assert core.verbs == ["colocated", "prefill", "prefill"]
-        labels = {"model": MODEL, "reason": "prefill_failed"}
-        assert core.registry.get_sample_value("pdserve_fallbacks_total", labels) == 2
+        assert core.record.fallbacks == ["prefill: prefill_failed", "colocated: prefill_failed"]
+        for step in ("prefill", "colocated"):
+            labels = {"model": MODEL, "step": step, "reason": "prefill_failed"}
+            assert core.registry.get_sample_value("pdserve_fallbacks_total", labels) == 1
 
 
 @on_virtual_time
@@ -108,7 +113,7 @@ async def test_a_handle_of_a_process_that_was_restarted_is_not_decoded_from() ->
         given = await asking
         assert_complete(given)
         assert core.verbs == ["colocated", "prefill"]
-        assert core.record.fallbacks == ["prefill_failed"]
+        assert core.record.fallbacks == ["colocated: prefill_failed"]
 
 
 @on_virtual_time
@@ -136,7 +141,7 @@ async def test_a_decode_worker_that_falls_silent_is_replaced(mode: Mode) -> None
         await gate.reached.wait()
         core.fakes_by_id[core.record.decode_worker].silent = True
         assert_complete(await asking)
-        assert core.record.fallbacks == ["decode_failed"]
+        assert core.record.fallbacks == ["decode: decode_failed"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ async def test_a_refused_hand_off_falls_back_to_the_same_decode_worker(
         assert_complete(given)
         assert given.route.reason.endswith("fell back to colocated: the writer broke")
         assert core.verbs == ["colocated", "decode", "prefill"]
-        assert core.record.fallbacks == [reason.label]
+        assert core.record.fallbacks == [f"colocated: {reason.label}"]
 
 
 @pytest.mark.parametrize("reason", KV_REASONS, ids=lambda reason: reason.label)
@@ -209,6 +214,56 @@ async def test_a_refused_hand_off_is_the_answer_without_fallback(reason: ErrorRe
             await core.ask(mode=DISAGGREGATED)
         assert failure.value.reason is reason
         assert core.verbs == ["decode", "prefill"]
+
+
+@on_virtual_time
+async def test_a_failed_transfer_is_tried_by_the_next_transport_of_the_same_pair() -> None:
+    (reader, _), writers = prefills(2, transports=BOTH), decodes(2, transports=BOTH)
+    async with running(reader, _, *writers) as core:
+        writers[0].starts.append([decode_error(ErrorReason.KV_TRANSFER_FAILED)])
+        given = await core.ask(mode=DISAGGREGATED)
+        assert_complete(given)
+        assert given.route.mode is DISAGGREGATED
+        assert given.route.reason == (
+            "disaggregated: asked for by the request; tried again over grpc: the writer broke"
+        )
+        assert core.fakes_by_id[core.record.prefill_worker].transports[-2:] == ["nixl", "grpc"]
+        assert len(set(core.asked("prefill"))) == len(set(core.asked("decode"))) == 1
+        assert core.record.fallbacks == ["transport: kv_transfer_failed"]
+
+
+@on_virtual_time
+async def test_the_whole_ladder_is_climbed_down_step_by_step() -> None:
+    readers, (writer,) = prefills(2, transports=BOTH), decodes(transports=BOTH)
+    async with running(*readers, writer) as core:
+        writer.starts.extend([[decode_error(ErrorReason.KV_TRANSFER_FAILED)]] * 4)
+        given = await core.ask(mode=DISAGGREGATED)
+        assert_complete(given)
+        assert given.route.reason == (
+            "disaggregated: asked for by the request; "
+            "tried again over grpc: the writer broke; "
+            "tried another prefill worker: the writer broke; "
+            "tried again over grpc: the writer broke; "
+            "fell back to colocated: the writer broke"
+        )
+        assert core.record.fallbacks == [
+            f"{step}: kv_transfer_failed"
+            for step in ("transport", "prefill", "transport", "colocated")
+        ]
+
+
+@on_virtual_time
+async def test_the_ladder_ends_at_the_deadline() -> None:
+    readers, (writer,) = prefills(2, transports=BOTH), decodes(transports=BOTH)
+    async with running(*readers, writer) as core:
+        writer.starts.extend([[0.4, decode_error(ErrorReason.KV_TRANSFER_FAILED)]] * 3)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(PdserveError) as failure:
+            await core.ask(mode=DISAGGREGATED, deadline=begun + 1)
+        assert failure.value.reason is ErrorReason.DEADLINE_EXCEEDED
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(1, abs=0.01)
+        assert len(core.record.fallbacks) == 2
+        writer.starts.clear()
 
 
 # The decode side fails before the first token.
@@ -228,7 +283,7 @@ async def test_another_decode_worker_is_tried(reason: ErrorReason, mode: Mode) -
         given = await core.ask(mode=mode)
         assert_complete(given)
         assert given.route.mode is mode
-        assert given.route.reason.endswith("; tried again: the writer broke")
+        assert given.route.reason.endswith("; tried another decode worker: the writer broke")
         assert len(set(core.asked(core.verbs[0]))) == 2
 
 
@@ -242,7 +297,7 @@ async def test_a_decode_worker_that_dies_before_the_first_token_is_replaced(mode
         await gate.reached.wait()
         core.fakes_by_id[core.record.decode_worker].stop()
         assert_complete(await asking)
-        assert core.record.fallbacks == ["decode_failed"]
+        assert core.record.fallbacks == ["decode: decode_failed"]
 
 
 @on_virtual_time
@@ -295,7 +350,7 @@ async def test_where_no_decode_worker_has_room_the_request_waits_there_colocated
         given = await core.ask(mode=DISAGGREGATED)
         assert_complete(given)
         assert given.route.mode is Mode.COLOCATED
-        assert core.record.fallbacks == ["no_room"]
+        assert core.record.fallbacks == ["colocated: no_room"]
 
 
 @on_virtual_time

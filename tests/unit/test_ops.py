@@ -199,7 +199,17 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
         assert view["ready"]
         assert view["routes"][MODEL]["disaggregated"] == {"ready": True, "detail": ""}
         assert view["requests"] == {MODEL: {"running": 1, "queued": 0}}
-        assert view["pairs"] == [{"prefill": "p", "decode": "d", "proven": True, "detail": ""}]
+        assert view["pairs"] == [
+            {
+                "prefill": "p",
+                "decode": "d",
+                "transport": "nixl",
+                "state": "proven",
+                "detail": "",
+                "failures": 0,
+                "next_probe_s": None,
+            }
+        ]
         assert view["workers"][1] == {
             "id": "d",
             "roles": ["decode"],
@@ -267,6 +277,7 @@ async def test_gauges_are_read_when_asked_for() -> None:
             ("prefill", "ready"),
             ("decode", "ready"),
         }
+        assert samples(core, "pdserve_kv_pairs", "state", "transport") == {("proven", "nixl"): 1}
         gate.open()
         await first.aclose()
         await (await queued).aclose()

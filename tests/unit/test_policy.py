@@ -38,13 +38,14 @@ def fleet(
     prefill: tuple[WorkerView, ...] | str = "p1 p2",
     decode: tuple[WorkerView, ...] | str = "d1 d2",
     pairs: str = "p1-d1 p1-d2 p2-d1 p2-d2",
+    transports: tuple[str, ...] = ("nixl", "grpc"),
     turn: int = 0,
 ) -> Snapshot:
     """By names, or by views where the load matters."""
     return Snapshot(
         _views(prefill),
         _views(decode),
-        frozenset((pair[:2], pair[3:]) for pair in pairs.split()),
+        {(pair[:2], pair[3:]): transports for pair in pairs.split()},
         turn,
     )
 
@@ -66,6 +67,24 @@ class Row:
     decode: str
     reason: str
     arm: str = ""
+    transport: str = "nixl"
+
+
+def without_prefill(*worker_ids: str) -> RequestFacts:
+    return replace(SHORT, failed_prefill=frozenset(worker_ids), failure="it broke")
+
+
+def without_decode(*worker_ids: str) -> RequestFacts:
+    return replace(SHORT, failed_decode=frozenset(worker_ids), failure="it died")
+
+
+def without_room(*worker_ids: str) -> RequestFacts:
+    return replace(SHORT, full_decode=frozenset(worker_ids), failure="it is full")
+
+
+def after_transports(*tried: str) -> RequestFacts:
+    """After the pair p1, d1 failed by these."""
+    return replace(without_prefill("p1"), stay=("p1", "d1"), tried_transports=frozenset(tried))
 
 
 ROWS = [
@@ -145,43 +164,64 @@ ROWS = [
         "disaggregated: set for the model; fell back to colocated: "
         "no proven pair of prefill and decode workers is ready",
     ),
-    # After a failure.
+    # By which transport.
     Row(
-        "another prefill worker", fleet(), DISAGGREGATED, SHORT.without_prefill("p1", "it broke"),
-        "p2", "d1", "disaggregated: set for the model; tried again: it broke",
+        "the best proven transport", fleet(transports=("grpc", "nixl")), DISAGGREGATED, SHORT,
+        "p1", "d1", "disaggregated: set for the model", transport="grpc",
     ),
     Row(
-        "no prefill worker left", fleet("p1"), DISAGGREGATED,
-        SHORT.without_prefill("p1", "it broke"), None, "d1",
-        "disaggregated: set for the model; fell back to colocated: it broke",
+        "the pair's next transport", fleet(turn=1), DISAGGREGATED, after_transports("nixl"),
+        "p1", "d1", "disaggregated: set for the model", transport="grpc",
+    ),
+    Row(
+        "no transport left: another prefill worker", fleet(), DISAGGREGATED,
+        after_transports("nixl", "grpc"), "p2", "d1", "disaggregated: set for the model",
+    ),
+    Row(
+        "the next transport is not proven: another prefill worker", fleet(transports=("nixl",)),
+        DISAGGREGATED, after_transports("nixl"), "p2", "d1", "disaggregated: set for the model",
+    ),
+    Row(
+        "the pair was lost meanwhile", fleet("p2"), DISAGGREGATED, after_transports("nixl"),
+        "p2", "d1", "disaggregated: set for the model",
+    ),
+    Row(
+        "the next transport comes before the third prefill worker", fleet(), DISAGGREGATED,
+        replace(after_transports("nixl"), failed_prefill=frozenset({"p1", "p2"})),
+        "p1", "d1", "disaggregated: set for the model", transport="grpc",
+    ),
+    # After a failure.
+    Row(
+        "another prefill worker", fleet(), DISAGGREGATED, without_prefill("p1"),
+        "p2", "d1", "disaggregated: set for the model",
+    ),
+    Row(
+        "no prefill worker left", fleet("p1"), DISAGGREGATED, without_prefill("p1"),
+        None, "d1", "disaggregated: set for the model",
     ),
     Row(
         "no third prefill worker", fleet("p1 p2 p3", pairs="p1-d1 p2-d1 p3-d1"), DISAGGREGATED,
-        SHORT.without_prefill("p1", "it broke").without_prefill("p2", "this too"), None, "d1",
-        "disaggregated: set for the model; fell back to colocated: this too",
+        without_prefill("p1", "p2"), None, "d1", "disaggregated: set for the model",
     ),
     Row(
-        "another decode worker", fleet(), DISAGGREGATED, SHORT.without_decode("d1", "it died"),
-        "p1", "d2", "disaggregated: set for the model; tried again: it died",
+        "another decode worker", fleet(), DISAGGREGATED, without_decode("d1"),
+        "p1", "d2", "disaggregated: set for the model",
     ),
     Row(
-        "another decode worker, colocated", fleet(), COLOCATED,
-        SHORT.without_decode("d1", "it died"), None, "d2",
-        "colocated: set for the model; tried again: it died",
+        "another decode worker, colocated", fleet(), COLOCATED, without_decode("d1"),
+        None, "d2", "colocated: set for the model",
     ),
     Row(
-        "a decode worker with room", fleet(), DISAGGREGATED, SHORT.without_room("d1", "it is full"),
-        "p1", "d2", "disaggregated: set for the model; tried again: it is full",
+        "a decode worker with room", fleet(), DISAGGREGATED, without_room("d1"),
+        "p1", "d2", "disaggregated: set for the model",
     ),
     Row(
         "none has room: wait for one, colocated", fleet(decode="d1", pairs="p1-d1"),
-        DISAGGREGATED, SHORT.without_room("d1", "it is full"), None, "d1",
-        "disaggregated: set for the model; fell back to colocated: it is full",
+        DISAGGREGATED, without_room("d1"), None, "d1", "disaggregated: set for the model",
     ),
     Row(
         "fallback=fail still tries another prefill worker", fleet(), STRICT,
-        SHORT.without_prefill("p1", "it broke"), "p2", "d1",
-        "disaggregated: set for the model; tried again: it broke",
+        without_prefill("p1"), "p2", "d1", "disaggregated: set for the model",
     ),
 ]  # fmt: skip
 
@@ -189,7 +229,9 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_choose(row: Row) -> None:
     plan = choose(row.snapshot, row.policy, row.facts)
-    assert plan == Plan(row.prefill, row.decode, row.arm, row.reason)
+    transport = row.transport if row.prefill else ""
+    fell_back = "fell back" in row.reason
+    assert plan == Plan(row.prefill, row.decode, row.arm, row.reason, transport, fell_back)
 
 
 REFUSALS = [
@@ -197,16 +239,16 @@ REFUSALS = [
     ("prefill workers alone", fleet(decode=""), DISAGGREGATED, SHORT, "no decode worker is ready"),
     (
         "every decode worker failed", fleet(decode="d1"), DISAGGREGATED,
-        SHORT.without_decode("d1", "it died"), "no decode worker is ready",
+        without_decode("d1"), "no decode worker is ready",
     ),
     ("fallback=fail without a pair", fleet(""), STRICT, SHORT, "no proven pair"),
     (
         "fallback=fail after the prefill workers", fleet("p1"), STRICT,
-        SHORT.without_prefill("p1", "it broke"), "it broke",
+        without_prefill("p1"), "it broke",
     ),
     (
         "fallback=fail without room", fleet(decode="d1", pairs="p1-d1"), STRICT,
-        SHORT.without_room("d1", "it is full"), "it is full",
+        without_room("d1"), "it is full",
     ),
 ]  # fmt: skip
 
@@ -237,7 +279,10 @@ names = st.lists(st.sampled_from("abc"), unique=True)
 @given(
     prefill=names,
     decode=names,
-    pairs=st.frozensets(st.tuples(st.sampled_from("abc"), st.sampled_from("abc"))),
+    pairs=st.dictionaries(
+        st.tuples(st.sampled_from("abc"), st.sampled_from("abc")),
+        st.permutations(["nixl", "grpc"]).map(tuple),
+    ),
     failed_prefill=st.frozensets(st.sampled_from("abc")),
     failed_decode=st.frozensets(st.sampled_from("abc")),
     full_decode=st.frozensets(st.sampled_from("abc")),
@@ -250,7 +295,7 @@ def test_a_plan_names_only_workers_that_may_be_used(
     *,
     prefill: list[str],
     decode: list[str],
-    pairs: frozenset[tuple[str, str]],
+    pairs: dict[tuple[str, str], tuple[str, ...]],
     failed_prefill: frozenset[str],
     failed_decode: frozenset[str],
     full_decode: frozenset[str],
@@ -277,7 +322,7 @@ def test_a_plan_names_only_workers_that_may_be_used(
     assert plan.decode in set(decode) - failed_decode
     if plan.prefill is not None:
         assert plan.prefill in set(prefill) - failed_prefill
-        assert (plan.prefill, plan.decode) in pairs
+        assert plan.transport == pairs[plan.prefill, plan.decode][0]
         assert plan.decode not in full_decode
         assert len(failed_prefill) < MAX_PREFILL_WORKERS
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from coordinator.fleet import RECONNECT_S
-from coordinator.proving import PROBE_TIMEOUT_S, RETRY_S, differences
-from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
+from coordinator.policy.pairs import RETRY_S
+from coordinator.proving import MAX_PROBES, MAX_PROBES_PER_WORKER, PROBE_TIMEOUT_S
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import Delta, FinishReason, Load, Mode, Role, Usage
 from tests.support.core import Core, running
 from tests.support.fake_worker import FINGERPRINT, FakeWorker, Gate
@@ -27,8 +28,16 @@ def decode(worker_id: str = "d", **info: Any) -> FakeWorker:
     return FakeWorker(worker_id, Role.DECODE, **info)
 
 
-def verdicts(core: Core) -> dict[tuple[str, str], str]:
-    return {(pair.prefill[0], pair.decode[0]): why for pair, why in core.fleet.pairs.items()}
+def verdicts(core: Core) -> dict[tuple[str, str], tuple[str, str]]:
+    """(state, why) of each pair of ids."""
+    standings = {pair: core.fleet.pairs[pair] for pair in core.fleet.pairs}
+    return {
+        (pair.prefill[0], pair.decode[0]): (standing.state.value, standing.detail)
+        for pair, standing in standings.items()
+    }
+
+
+PROVEN = ("proven", "")
 
 
 # The good case.
@@ -40,10 +49,10 @@ async def test_decode_workers_answer_alone_before_pairs_are_tried() -> None:
         assert core.reports == [
             "d1 answers a prompt by itself",
             "d2 answers a prompt by itself",
-            "p hands a prompt over to d1",
-            "p hands a prompt over to d2",
+            "p hands a prompt over to d1 by nixl",
+            "p hands a prompt over to d2 by nixl",
         ]
-        assert verdicts(core) == {("p", "d1"): "", ("p", "d2"): ""}
+        assert verdicts(core) == {("p", "d1"): PROVEN, ("p", "d2"): PROVEN}
 
 
 @on_virtual_time
@@ -71,7 +80,7 @@ async def test_a_probe_is_short_greedy_and_never_cached() -> None:
 async def test_a_worker_of_both_roles_hands_nothing_over_to_itself() -> None:
     both = [FakeWorker(name, Role.PREFILL, Role.DECODE) for name in ("w1", "w2")]
     async with running(*both) as core:
-        assert verdicts(core) == {("w1", "w2"): "", ("w2", "w1"): ""}
+        assert verdicts(core) == {("w1", "w2"): PROVEN, ("w2", "w1"): PROVEN}
 
 
 @on_virtual_time
@@ -145,7 +154,7 @@ async def test_a_probe_without_an_answer_ends_in_time() -> None:
     ],
 )
 @on_virtual_time
-async def test_a_pair_whose_probe_failed_is_refused_and_tried_again(
+async def test_a_pair_whose_probe_failed_is_quarantined_and_tried_again(
     scripts: str, error: Exception
 ) -> None:
     reader, writer = prefill(), decode()
@@ -153,33 +162,35 @@ async def test_a_pair_whose_probe_failed_is_refused_and_tried_again(
         writer.starts.append([])  # its own answer goes through
     getattr(reader if scripts == "prefills" else writer, scripts).append([error])
     async with running(reader, writer) as core:
-        assert verdicts(core) == {("p", "d"): "probe failed: it broke"}
+        assert verdicts(core) == {("p", "d"): ("quarantined", "probe failed: it broke")}
         assert core.ops.fleet()["pairs"][0]["detail"] == "probe failed: it broke"
         await asyncio.sleep(RETRY_S)
         await settle()
-        assert verdicts(core) == {("p", "d"): ""}
+        assert verdicts(core) == {("p", "d"): PROVEN}
 
 
 @on_virtual_time
-async def test_a_pair_that_writes_other_tokens_is_refused() -> None:
+async def test_a_pair_that_writes_other_tokens_gets_no_traffic() -> None:
     worker = decode()
     wrong = Delta("wrong", [1], FinishReason.STOP, Usage(1, 1))
     worker.starts.extend([[], [wrong]])
     async with running(prefill(), worker) as core:
-        refusal = "the handed-over answer differs from the decode worker's own"
-        assert verdicts(core) == {("p", "d"): refusal}
+        cause = "the handed-over answer differs from the decode worker's own"
+        assert verdicts(core) == {("p", "d"): ("quarantined", cause)}
         answer = await core.ask(mode=Mode.DISAGGREGATED)
         assert answer.route.mode is Mode.COLOCATED
 
 
 @on_virtual_time
-async def test_a_model_of_mixed_precision_may_write_other_tokens() -> None:
+async def test_a_model_of_mixed_precision_may_write_other_tokens_and_operators_see_it() -> None:
     worker = decode()
     wrong = Delta("close", [1], FinishReason.STOP, Usage(1, 1))
     worker.starts.extend([[], [wrong]])
     async with running(prefill(), worker, mixed_precision=True) as core:
-        assert verdicts(core) == {("p", "d"): ""}
-        assert "answers differ, as mixed_precision allows" in {e["event"] for e in core.logs}
+        note = "its answers differ, as mixed_precision allows"
+        assert verdicts(core) == {("p", "d"): ("proven", note)}
+        assert core.ops.fleet()["pairs"][0]["detail"] == note
+        assert (await core.ask(mode=Mode.DISAGGREGATED)).route.mode is Mode.DISAGGREGATED
 
 
 # Pairs that cannot be.
@@ -190,18 +201,20 @@ async def test_different_pools_are_refused_for_good_without_a_probe() -> None:
     worker = prefill(fingerprint=replace(FINGERPRINT, block_size=16, kv_dtype="fp8"))
     async with running(worker, decode()) as core:
         await asyncio.sleep(2 * RETRY_S)
-        assert verdicts(core) == {
-            ("p", "d"): "kv_dtype is 'fp8' on the prefill side and 'bfloat16' on the decode side; "
+        refusal = (
+            "kv_dtype is 'fp8' on the prefill side and 'bfloat16' on the decode side; "
             "block_size is 16 on the prefill side and 32 on the decode side"
-        }
+        )
+        assert verdicts(core) == {("p", "d"): ("refused", refusal)}
         assert worker.served == []
 
 
 @on_virtual_time
 async def test_workers_without_a_common_transport_are_no_pair() -> None:
-    worker = prefill(transports=("grpc",))
-    async with running(worker, decode()) as core:
-        assert verdicts(core) == {("p", "d"): "no KV transport in common"}
+    worker = prefill(transports=("nixl",))
+    async with running(worker, decode(transports=("grpc",))) as core:
+        refusal = "no KV transport in common: the prefill side has nixl, the decode side grpc"
+        assert verdicts(core) == {("p", "d"): ("refused", refusal)}
         assert worker.served == []
 
 
@@ -210,17 +223,6 @@ async def test_workers_of_different_models_are_no_pair() -> None:
     async with running(prefill(model="other"), decode()) as core:
         assert verdicts(core) == {}
         assert core.worker("p").detail == "serves 'other', which is not in coordinator.models"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"layout": "HND"}, "layout is 'HND' on the prefill side and 'NHD' on the decode side"),
-    ],
-)
-def test_differences(change: dict[str, Any], words: str) -> None:
-    assert differences(replace(FINGERPRINT, **change), FINGERPRINT) == words
 
 
 # Workers that change meanwhile.
@@ -249,10 +251,10 @@ async def test_a_new_process_is_not_proven_by_the_old_one_s_hand_off() -> None:
         await asyncio.sleep(RECONNECT_S)
         gate.open()
         await second.reached.wait()
-        assert core.fleet.snapshot("tiny").pairs == frozenset()
+        assert not core.fleet.snapshot("tiny").pairs
         second.open()
         await settle()
-        assert core.fleet.snapshot("tiny").pairs == {("p", "d")}
+        assert core.fleet.snapshot("tiny").pairs == {("p", "d"): ("nixl",)}
 
 
 @on_virtual_time
@@ -280,3 +282,159 @@ async def test_a_worker_lost_in_its_probe_is_probed_when_it_is_back() -> None:
         await asyncio.sleep(RECONNECT_S + RETRY_S)
         await settle()
         assert core.worker("d").proven
+
+
+# Many at once.
+
+
+@on_virtual_time
+async def test_one_worker_that_hangs_does_not_hold_up_the_others() -> None:
+    readers = [prefill(f"p{number}") for number in range(6)]
+    writers = [decode(f"d{number}") for number in range(6)]
+    readers[0].prefills.extend([[Gate()]] * 10)
+    writers[0].starts.append([Gate()])
+    async with running(*readers, *writers) as core:
+        # Both hold their probes up for good, and all the others are done in no time.
+        others = {(f"p{p}", f"d{d}") for p in range(1, 6) for d in range(1, 6)}
+        assert core.fleet.snapshot("tiny").pairs.keys() == others
+        assert readers[0].prefilling == MAX_PROBES_PER_WORKER
+        await asyncio.sleep(10 * PROBE_TIMEOUT_S)
+        assert len(core.fleet.snapshot("tiny").pairs) == 36
+
+
+@on_virtual_time
+async def test_probes_at_once_are_bounded() -> None:
+    readers = [prefill(f"p{number}") for number in range(MAX_PROBES)]
+    for reader in readers:
+        reader.prefills.extend([[Gate()]] * MAX_PROBES_PER_WORKER)
+    async with running(*readers, *(decode(f"d{number}") for number in range(MAX_PROBES))) as core:
+        assert sum(reader.prefilling for reader in readers) == MAX_PROBES
+        await asyncio.sleep(20 * PROBE_TIMEOUT_S)
+        assert len(core.fleet.snapshot("tiny").pairs) == MAX_PROBES**2
+
+
+# By more than one transport.
+
+BOTH = ("nixl", "grpc")
+
+
+@on_virtual_time
+async def test_each_transport_of_a_pair_is_proven() -> None:
+    async with running(prefill(transports=BOTH), decode(transports=BOTH)) as core:
+        assert core.fleet.snapshot("tiny").pairs == {("p", "d"): BOTH}
+
+
+@on_virtual_time
+async def test_a_transport_that_is_configured_is_the_only_one() -> None:
+    workers = prefill(transports=BOTH), decode(transports=BOTH)
+    async with running(*workers, transport="grpc") as core:
+        assert core.fleet.snapshot("tiny").pairs == {("p", "d"): ("grpc",)}
+        assert [pair["transport"] for pair in core.ops.fleet()["pairs"]] == ["grpc"]
+
+
+@on_virtual_time
+async def test_a_transport_that_fails_its_probes_leaves_the_pair_the_other() -> None:
+    reader, writer = prefill(transports=BOTH), decode(transports=BOTH)
+    writer.starts.extend([[], [DecodeError(ErrorReason.KV_TRANSFER_FAILED, "it broke")]])
+    async with running(reader, writer) as core:
+        assert core.fleet.snapshot("tiny").pairs == {("p", "d"): ("grpc",)}
+        await asyncio.sleep(RETRY_S)
+        await settle()
+        assert core.fleet.snapshot("tiny").pairs == {("p", "d"): BOTH}
+
+
+# Quarantine.
+
+
+async def fail(core: Core, error: PrefillError | DecodeError) -> None:
+    """One disaggregated request that fails so, and is answered colocated."""
+    reader, writer = core.fakes_by_id["p"], core.fakes_by_id["d"]
+    if isinstance(error, PrefillError):
+        reader.prefills.append([error])
+    elif error.reason is ErrorReason.NO_ROOM:
+        writer.reservations.append([error])
+    else:
+        writer.starts.append([error])
+    assert (await core.ask(mode=Mode.DISAGGREGATED)).route.mode is Mode.COLOCATED
+
+
+TRANSFER_FAILED = DecodeError(ErrorReason.KV_TRANSFER_FAILED, "it broke")
+
+
+@pytest.mark.parametrize(
+    "error", [TRANSFER_FAILED, PrefillError(ErrorReason.PREFILL_FAILED, "it broke")]
+)
+@on_virtual_time
+async def test_failures_in_a_row_quarantine_a_pair_until_a_probe_goes_through(
+    error: PrefillError | DecodeError,
+) -> None:
+    async with running(prefill(), decode(), quarantine_after=2) as core:
+        await fail(core, error)
+        await core.ask(mode=Mode.DISAGGREGATED)  # goes through, so that counting begins anew
+        await fail(core, error)
+        assert verdicts(core) == {("p", "d"): PROVEN}
+        await fail(core, error)
+        words = "2 requests failed in a row, the last one: it broke"
+        assert verdicts(core) == {("p", "d"): ("quarantined", words)}
+        shown = core.ops.fleet()["pairs"][0]
+        assert (shown["state"], shown["failures"], shown["next_probe_s"]) == ("quarantined", 2, 2)
+        assert b'pdserve_kv_pair_quarantines_total{transport="nixl"} 1.0' in core.ops.metrics()
+        assert b'pdserve_kv_pairs{state="quarantined",transport="nixl"} 1.0' in core.ops.metrics()
+        given = await core.ask(mode=Mode.DISAGGREGATED)
+        assert given.route.reason == (
+            "disaggregated: asked for by the request; fell back to colocated: "
+            "no proven pair of prefill and decode workers is ready"
+        )
+        assert core.record.fallbacks == ["colocated: no_worker"]
+        await asyncio.sleep(RETRY_S)
+        await settle()
+        assert verdicts(core) == {("p", "d"): PROVEN}
+        assert (await core.ask(mode=Mode.DISAGGREGATED)).route.mode is Mode.DISAGGREGATED
+
+
+@on_virtual_time
+async def test_a_quarantined_pair_is_probed_ever_more_rarely() -> None:
+    reader = prefill()
+    async with running(reader, decode(), quarantine_after=1) as core:
+        reader.prefills.extend([[PrefillError(ErrorReason.PREFILL_FAILED, "it broke")]] * 4)
+        await core.ask(mode=Mode.DISAGGREGATED)
+        # Probes after 2, 4, 8 s fail, that after 16 s goes through.
+        await asyncio.sleep(29.9)
+        assert not core.fleet.snapshot("tiny").pairs
+        assert not reader.prefills
+        await asyncio.sleep(0.2)
+        assert core.fleet.snapshot("tiny").pairs
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DecodeError(ErrorReason.NO_ROOM, "it is full"),
+        PrefillError(ErrorReason.DRAINING, "it drains"),
+    ],
+)
+@on_virtual_time
+async def test_a_busy_worker_quarantines_nothing(error: PrefillError | DecodeError) -> None:
+    async with running(prefill(), decode(), quarantine_after=1) as core:
+        await fail(core, error)
+        assert verdicts(core) == {("p", "d"): PROVEN}
+
+
+@on_virtual_time
+async def test_what_is_the_client_s_own_quarantines_nothing() -> None:
+    reader = prefill()
+    async with running(reader, decode(), quarantine_after=1) as core:
+        reader.prefills.append([PrefillError(ErrorReason.INVALID_ARGUMENT, "no")])
+        with pytest.raises(PrefillError):
+            await core.ask(mode=Mode.DISAGGREGATED)
+        gate = Gate()
+        reader.prefills.append([gate])
+        asking = asyncio.create_task(core.ask(mode=Mode.DISAGGREGATED))
+        await gate.reached.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        reader.prefills.append([Gate()])
+        deadline = asyncio.get_running_loop().time() + 1
+        with pytest.raises(PdserveError, match="deadline"):
+            await core.ask(mode=Mode.DISAGGREGATED, deadline=deadline)
+        assert verdicts(core) == {("p", "d"): PROVEN}

@@ -128,7 +128,7 @@ def test_the_access_log_says_what_became_of_a_request(
     told.model = "tiny"
     told.route = Route(Mode.DISAGGREGATED, "disaggregated: asked for", "blue")
     told.prefill_worker, told.decode_worker = "p", "d"
-    told.fallbacks.append("no_room")
+    told.fallbacks.append("colocated: no_room")
     told.prompt_tokens = 7
     told.usage = Usage(7, 3, 2)
     clock.now += 0.25
@@ -154,7 +154,7 @@ def test_the_access_log_says_what_became_of_a_request(
             "arm": "blue",
             "prefill_worker": "p",
             "decode_worker": "d",
-            "fallbacks": ["no_room"],
+            "fallbacks": ["colocated: no_room"],
             "prompt_tokens": 7,
             "completion_tokens": 3,
             "cached_tokens": 2,
