@@ -1,0 +1,93 @@
+"""Worker processes that stand still (SIGSTOP) in the middle of their work, and go on later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from pdserve.config import SimConfig
+from pdserve.types import Mode, Role
+from tests.support.asking import LONG_ANSWER, LONG_TEXT, MAX_TOKENS, TEXT, body, events, http_whole
+from tests.support.worker_process import ProcessFleet, WorkerProcess, idle, process_fleet
+
+ANSWERED_WITHIN_S = 5.0
+SLOW = SimConfig(prefill_token_s=0.002, decode_step_s=0.005, chunk_tokens=16)
+"""Takes more than a second to read LONG_TEXT."""
+
+PAIR = [("p", Role.PREFILL, SLOW), ("d", Role.DECODE, SLOW)]
+TWO_DECODES = [*PAIR, ("d2", Role.DECODE, SLOW)]
+
+
+async def goes_on(fleet: ProcessFleet, worker: WorkerProcess) -> None:
+    """The worker comes back: it drops what it had, is proven anew, and answers as ever."""
+    core = fleet.coordinator
+    processes = {entry.process for entry in core.fleet.workers()}
+    core.assert_idle()
+    worker.go_on()
+    await worker.until(idle)
+    await core.until_all_proven()
+    assert {entry.process for entry in core.fleet.workers()} == processes, "one was restarted"
+    # The new session counts its sequences from 1, as the old one did.
+    answers = [await http_whole(core, TEXT, mode) for mode in (Mode.COLOCATED, Mode.DISAGGREGATED)]
+    assert [answer.mode for answer in answers] == ["colocated", "disaggregated"]
+    assert len({answer.text for answer in answers}) == 1
+    assert {answer.completion_tokens for answer in answers} == {MAX_TOKENS}
+
+
+async def test_a_decode_worker_that_stands_still_in_mid_stream_is_told(tmp_path: Path) -> None:
+    async with process_fleet(tmp_path, *PAIR) as fleet:
+        worker = fleet.workers["d"]
+        request = body(TEXT, stream=True, max_tokens=LONG_ANSWER, ignore_eos=True)
+        async with fleet.coordinator.http.stream(
+            "POST", "/v1/completions", json=request, headers={"x-pdserve-mode": "disaggregated"}
+        ) as response:
+            lines = response.aiter_lines()
+            seen = [await anext(lines) for _ in range(6)]
+            worker.stop()
+            begun = time.monotonic()
+            seen += [line async for line in lines]
+        assert time.monotonic() - begun < ANSWERED_WITHIN_S
+        assert events(seen)[-1]["error"]["code"] == "decode_failed"
+        await fleet.workers["p"].until(idle)
+        await goes_on(fleet, worker)
+
+
+async def test_a_prefill_worker_that_stands_still_in_mid_prefill_costs_a_detour(
+    tmp_path: Path,
+) -> None:
+    async with process_fleet(tmp_path, *PAIR) as fleet:
+        core, worker = fleet.coordinator, fleet.workers["p"]
+        expected = await http_whole(core, LONG_TEXT, Mode.COLOCATED)
+        asking = asyncio.create_task(http_whole(core, LONG_TEXT + "!", Mode.DISAGGREGATED))
+        await worker.until(lambda load: load.running > 0)
+        worker.stop()
+        begun = time.monotonic()
+        answer = await asking
+        assert time.monotonic() - begun < ANSWERED_WITHIN_S + 1.5, "and the prompt read anew"
+        assert answer.mode == "colocated"
+        assert answer.reason.endswith("fell back to colocated: the prefill worker was lost")
+        assert answer.completion_tokens == expected.completion_tokens
+        await fleet.workers["d"].until(idle)
+        await goes_on(fleet, worker)
+
+
+async def test_a_decode_worker_that_stands_still_before_the_first_token_is_not_noticed(
+    tmp_path: Path,
+) -> None:
+    async with process_fleet(tmp_path, *TWO_DECODES) as fleet:
+        core, decodes = fleet.coordinator, [fleet.workers["d"], fleet.workers["d2"]]
+        asking = asyncio.create_task(http_whole(core, LONG_TEXT, Mode.DISAGGREGATED))
+        waits = {
+            asyncio.create_task(worker.until(lambda load: load.reserved_tokens > 0)): worker
+            for worker in decodes
+        }
+        done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            other.cancel()
+        worker = waits[done.pop()]
+        worker.stop()
+        answer = await asking
+        assert answer.mode == "disaggregated"
+        assert "tried another decode worker: the decode worker was lost" in answer.reason
+        await goes_on(fleet, worker)
