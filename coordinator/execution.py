@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.fleet import Fleet, Worker
 from coordinator.lifecycle import Event
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
-from coordinator.sequence import Sequence
+from coordinator.sequence import Sequence, Take
 from coordinator.worker_client import Session
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult
@@ -65,7 +64,7 @@ class Execution:
         delta = await self._sequence.next()
         return delta if delta.usage is None else self._with_true_usage(delta)
 
-    def forward(self, take: Callable[[str], bool]) -> None:
+    def forward(self, take: Take) -> None:
         """As `Sequence.forward`; after `begin`."""
         assert self._sequence is not None
         self._sequence.forward(take)

@@ -9,6 +9,9 @@ from contextlib import asynccontextmanager
 from pdserve.errors import PdserveError
 from pdserve.types import Delta
 
+Take = Callable[[str, float], bool]
+"""Offered text and the time at which it came, of `time.monotonic`; says whether it took it."""
+
 
 class Sequence:
     """One slot between a decode session and the request that reads from it.
@@ -18,7 +21,16 @@ class Sequence:
     called on the same event loop.
     """
 
-    __slots__ = ("_failure", "_granted", "_pending", "_scope", "_take", "_waiter", "sequence_id")
+    __slots__ = (
+        "_failure",
+        "_forward",
+        "_granted",
+        "_pending",
+        "_scope",
+        "_waiter",
+        "sequence_id",
+        "take",
+    )
 
     def __init__(self, sequence_id: int) -> None:
         self.sequence_id = sequence_id
@@ -26,26 +38,17 @@ class Sequence:
         self._failure: PdserveError | None = None
         self._granted = False
         self._scope: asyncio.Timeout | None = None
-        self._take: Callable[[str], bool] | None = None
+        self._forward: Take | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.take: Take | None = None
+        """What takes text at once, if it returns True; None while it must be pushed."""
 
-    def forward(self, take: Callable[[str], bool]) -> None:
-        """From now on `take` may be called with text, instead of waking the reader in `next`.
+    def forward(self, take: Take) -> None:
+        """From now on `take` is offered text that comes alone, instead of waking the reader.
 
         Both get what comes in order. `take` returns False to have the reader woken after all.
         """
-        self._take = take
-
-    def offer(self, text: str) -> bool:
-        """Whether `take` took the text, all that a delta has; if not, the delta is to be pushed."""
-        return (
-            self._take is not None
-            # A reader that waits is done with all that came before.
-            and self._waiter is not None
-            and self._pending is None
-            and self._failure is None
-            and self._take(text)
-        )
+        self._forward = take
 
     def push(self, delta: Delta) -> None:
         if self._pending is None:
@@ -76,6 +79,8 @@ class Sequence:
         """The next delta; raises what `fail` was given."""
         while (delta := self._pending) is None:
             self._raise_failure()
+            # A reader that waits is done with all that came before.
+            self.take = self._forward
             await self._wait()
         self._pending = None
         return delta
@@ -103,9 +108,10 @@ class Sequence:
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self.take = None
 
     def _wake(self) -> None:
+        self.take = None
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

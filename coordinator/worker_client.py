@@ -7,6 +7,7 @@ module sees a gRPC status.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -252,6 +253,7 @@ class GrpcSession:
 
     def _deliver(self, message: decode.SessionResponse) -> None:
         sequences = self._sequences
+        now = time.monotonic()
         for delta in message.deltas:
             sequence = sequences.get(delta.sequence_id)
             if sequence is None:  # aborted while this was on its way
@@ -265,7 +267,7 @@ class GrpcSession:
             elif delta.finish_reason:
                 del sequences[delta.sequence_id]
                 sequence.push(convert.delta_from_proto(delta))
-            elif not sequence.offer(delta.text):
+            elif (take := sequence.take) is None or not take(delta.text, now):
                 sequence.push(convert.delta_from_proto(delta))
         for reservation in message.reservations:
             sequence = sequences.get(reservation.sequence_id)

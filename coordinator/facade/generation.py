@@ -142,7 +142,7 @@ class GenerationResponse(Response):
             if frames.opening:
                 await send(_body(frames.opening, more=True))
             if (write := chunk_writer(send)) is not None:
-                stream.forward(lambda text: not text or write(frames.delta(text)))
+                stream.forward(frames.delta, write)
             async for delta in stream:
                 if delta.finish_reason is not None:
                     assert delta.usage is not None

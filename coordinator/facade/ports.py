@@ -23,10 +23,10 @@ class TokenStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
-    def forward(self, take: Callable[[str], bool]) -> None:
-        """From now on `take` may be called with text, instead of waking the reader.
+    def forward(self, render: Callable[[str], bytes], write: Callable[[bytes], bool]) -> None:
+        """From now on text may be rendered and written at once, instead of waking the reader.
 
-        Both get what comes in order. `take` returns False to have the reader woken after all.
+        Both get what comes in order. `write` returns False to have the reader woken after all.
         """
 
     async def aclose(self) -> None:

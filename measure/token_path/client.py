@@ -59,9 +59,13 @@ async def _paced(job: Job) -> Outcome:
         ttft, direct_ttft = await _probe(job)
         if any(task.done() for task in running):
             raise AnswerError("streams ended too soon: is the machine busy otherwise?")
+    gaps = [gap * 1000 for gap in window.gaps]
+    direct_gaps = [gap * 1000 for gap in direct_window.gaps]
     latency = Latency(
-        jitter=deviations([gap * 1000 for gap in window.gaps], STEP_S * 1000),
-        direct_jitter=deviations([gap * 1000 for gap in direct_window.gaps], STEP_S * 1000),
+        itl=quantiles(gaps),
+        direct_itl=quantiles(direct_gaps),
+        jitter=deviations(gaps, STEP_S * 1000),
+        direct_jitter=deviations(direct_gaps, STEP_S * 1000),
         ttft=quantiles(ttft),
         direct_ttft=quantiles(direct_ttft),
     )

@@ -89,8 +89,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds through the router and directly: jitter, and time to first token."""
+    """Milliseconds through the router and directly: inter-token latency, how far it is from the
+    pace (jitter), and time to first token."""
 
+    itl: Quantiles
+    direct_itl: Quantiles
     jitter: Quantiles
     direct_jitter: Quantiles
     ttft: Quantiles

@@ -46,6 +46,7 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
         table(
             (
                 *("first token added, p50", "p99", "first token direct, p50"),
+                *("inter-token added, p50", "p99"),
                 *("jitter, p50", "p99", "jitter direct, p50", "p99"),
             ),
             paced,
@@ -123,6 +124,7 @@ def _latency_cells(outcomes: Sequence[Outcome]) -> Row:
     return (
         *_quantile_cells(ttft),
         _cell([latency.direct_ttft.p50 for latency in latencies], 2),
+        *_quantile_cells([latency.itl - latency.direct_itl for latency in latencies]),
         *_quantile_cells([latency.jitter for latency in latencies]),
         *_quantile_cells([latency.direct_jitter for latency in latencies]),
     )

@@ -59,7 +59,7 @@ class FakeStream:
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
-    def forward(self, take: Callable[[str], bool]) -> None:
+    def forward(self, render: Callable[[str], bytes], write: Callable[[bytes], bool]) -> None:
         """Every delta is iterated over all the same."""
 
     async def __anext__(self) -> Delta:

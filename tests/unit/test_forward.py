@@ -13,7 +13,7 @@ from pdserve.types import Delta, FinishReason
 
 def bring(sequence: Sequence, text: str) -> None:
     """As a session does with a delta that has nothing but text and tokens."""
-    if not sequence.offer(text):
+    if sequence.take is None or not sequence.take(text, 0.0):
         sequence.push(Delta(text))
 
 
@@ -26,7 +26,7 @@ async def waiting(sequence: Sequence) -> asyncio.Task[Delta]:
 async def test_text_goes_to_take_while_the_reader_waits() -> None:
     sequence = Sequence(1)
     taken: list[str] = []
-    sequence.forward(lambda text: not taken.append(text))
+    sequence.forward(lambda text, _: not taken.append(text))
     reader = await waiting(sequence)
     bring(sequence, "a")
     bring(sequence, "b")
@@ -39,7 +39,7 @@ async def test_text_goes_to_take_while_the_reader_waits() -> None:
 async def test_a_reader_that_is_busy_gets_everything_in_order() -> None:
     sequence = Sequence(1)
     taken: list[str] = []
-    sequence.forward(lambda text: not taken.append(text))
+    sequence.forward(lambda text, _: not taken.append(text))
     bring(sequence, "a")  # nobody waits
     assert (await sequence.next()).text == "a"
     reader = await waiting(sequence)
@@ -51,7 +51,7 @@ async def test_a_reader_that_is_busy_gets_everything_in_order() -> None:
 
 async def test_text_that_is_not_taken_wakes_the_reader() -> None:
     sequence = Sequence(1)
-    sequence.forward(lambda text: text != "b")
+    sequence.forward(lambda text, _: text != "b")
     reader = await waiting(sequence)
     bring(sequence, "a")
     bring(sequence, "b")
@@ -62,7 +62,7 @@ async def test_text_that_is_not_taken_wakes_the_reader() -> None:
 async def test_nothing_is_taken_after_a_failure() -> None:
     sequence = Sequence(1)
     taken: list[str] = []
-    sequence.forward(lambda text: not taken.append(text))
+    sequence.forward(lambda text, _: not taken.append(text))
     reader = await waiting(sequence)
     sequence.fail(DecodeError(ErrorReason.DECODE_FAILED, "lost"))
     bring(sequence, "late")

@@ -115,7 +115,12 @@ def outcome(cpu_us: float, latency: Latency | None) -> Outcome:
 
 def rendered() -> str:
     latency = Latency(
-        Quantiles(1.5, 4.0), Quantiles(1.0, 2.0), Quantiles(2.0, 3.0), Quantiles(0.5, 1.0)
+        itl=Quantiles(20.5, 24.0),
+        direct_itl=Quantiles(20.0, 25.0),
+        jitter=Quantiles(1.5, 4.0),
+        direct_jitter=Quantiles(1.0, 2.0),
+        ttft=Quantiles(2.0, 3.0),
+        direct_ttft=Quantiles(0.5, 1.0),
     )
     paced, flat_out = Scenario(256, paced=True), Scenario(256, paced=False)
     measured = [
@@ -132,8 +137,9 @@ def test_the_report_has_medians_and_ranges() -> None:
     assert "A note." in text
     assert "| 256 | one | 11.0 (10.0 to 12.0) | 12,800 (12,800 to 12,800) |" in text
     assert "| 256 | other | 23.0 (20.0 to 26.0) |" in text
-    # First token added: 2.0 - 0.5 and 3.0 - 1.0.
+    # First token added: 2.0 - 0.5 and 3.0 - 1.0; inter-token added: 20.5 - 20 and 24 - 25.
     assert "| 256 | one | 1.50 (1.50 to 1.50) | 2.00 (2.00 to 2.00) | 0.50 " in text
+    assert "| 0.50 (0.50 to 0.50) | -1.00 (-1.00 to -1.00) | 1.50 " in text
 
 
 def test_the_part_of_a_core_is_the_routers_own() -> None:
