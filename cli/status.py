@@ -54,12 +54,12 @@ def picture(fleet: dict[str, Any]) -> Group:
     from rich.text import Text
 
     ready = Text("ready", "bold green") if fleet["ready"] else Text("not ready", "bold yellow")
-    return Group(ready, _workers(fleet), _routes(fleet), _pairs(fleet))
+    return Group(ready, _workers(fleet), _leases(fleet), _routes(fleet), _pairs(fleet))
 
 
 def _workers(fleet: dict[str, Any]) -> Table:
     table = _table("worker", "roles", "state", "epoch")
-    for name in ("run", "wait", "KV", "leases", "reserved"):
+    for name in ("run", "wait", "KV", "reserved"):
         table.add_column(name, justify="right")
     for worker in fleet["workers"]:
         table.add_row(
@@ -70,9 +70,24 @@ def _workers(fleet: dict[str, Any]) -> Table:
             str(worker["running"]),
             str(worker["waiting"]),
             f"{worker['kv_usage']:.0%}",
-            str(worker["open_leases"]),
             str(worker["reserved_tokens"]),
         )
+    return table
+
+
+def _leases(fleet: dict[str, Any]) -> Table:
+    """What prefill workers hold for others."""
+    table = _table("prefill")
+    for name in ("leases", "tokens held", "oldest"):
+        table.add_column(name, justify="right")
+    for worker in fleet["workers"]:
+        if "prefill" in worker["roles"]:
+            table.add_row(
+                worker["id"],
+                str(worker["open_leases"]),
+                str(worker["lease_tokens"]),
+                f"{worker['oldest_lease_s']:.1f} s",
+            )
     return table
 
 

@@ -24,6 +24,7 @@ from pdserve.engine.base import Engine, StepStats
 from pdserve.engine.sim import SimEngine
 from pdserve.errors import PdserveError
 from pdserve.fleet_key import read_key, require_trust
+from pdserve.handle import seal_key
 from pdserve.metrics import WorkerMetrics, metrics_server
 from pdserve.server import GrpcServer, StopSignals, capture_signals, unless
 from pdserve.types import Role
@@ -59,15 +60,16 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
     key = read_key(settings.fleet)
     require_trust(config.grpc, settings.fleet)
     require_trust(config.metrics, settings.fleet)
-    # NIXL's side channel knows no keys: where there is one, it is the network that must guard it.
-    require_trust(config.vllm.side_channel, settings.fleet)
+    # Side channels know no keys: where there is one, it is the network that must guard it.
+    engine = config.vllm if config.engine == "vllm" else config.sim
+    require_trust(engine.side_channel, settings.fleet)
     # The ports first: a clash is told before minutes are spent on a model.
     server = GrpcServer(config.grpc, key)
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         metrics_address = stack.enter_context(metrics_server(config.metrics, registry, key))
         # Blocks the loop, on which nothing runs yet; a signal still ends the process at once.
-        worker = _Worker(config, _build_engine(config), registry)
+        worker = _Worker(config, _build_engine(config), registry, seal_key(key))
         signals = stack.enter_context(capture_signals())
         worker.register(server)
         stack.push_async_callback(worker.engine.close)
@@ -84,8 +86,12 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
 class _Worker:
     """The parts of one worker and the order in which they end."""
 
-    def __init__(self, config: WorkerConfig, engine: Engine, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, config: WorkerConfig, engine: Engine, registry: CollectorRegistry, key: bytes
+    ) -> None:
+        """`key` is that of the fleet's seals."""
         self.engine = engine
+        self._key = key
         self._config = config
         self._metrics = WorkerMetrics(registry)
         self._workload = Workload(self._metrics.sequence_ended)
@@ -101,11 +107,16 @@ class _Worker:
         server.add(add_WorkerServiceServicer_to_server, service, worker_pb2.DESCRIPTOR)
         if Role.PREFILL in self._config.roles:
             self._prefill = PrefillService(
-                self._identity, self.engine, self._workload, self._config.lease_s, time.time
+                self._identity,
+                self.engine,
+                self._workload,
+                self._config.lease_s,
+                time.time,
+                self._key,
             )
             server.add(add_PrefillServiceServicer_to_server, self._prefill, prefill_pb2.DESCRIPTOR)
         if Role.DECODE in self._config.roles:
-            self._decode = DecodeService(self.engine, self._workload, time.time)
+            self._decode = DecodeService(self.engine, self._workload, time.time, self._key)
             server.add(add_DecodeServiceServicer_to_server, self._decode, decode_pb2.DESCRIPTOR)
 
     def on_step(self, stats: StepStats) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from coordinator.fleet import Fleet, Worker
@@ -9,13 +10,17 @@ from coordinator.lifecycle import Event
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from coordinator.sequence import Sequence, Take
-from coordinator.worker_client import Session
+from coordinator.worker_client import PrefillCall, Session
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult
 
+CAUSE_S = 0.25
+"""How long a prefill worker is given to say why blocks of its own do not come."""
+
 
 class Execution:
-    """Owns a sequence on a decode worker and, for a while, a lease on a prefill worker.
+    """Owns a sequence on a decode worker and, for a while, an open call of a prefill worker,
+    which is the lease on its blocks.
 
     `release` gives back both and may be called at any time, more than once.
     """
@@ -32,7 +37,7 @@ class Execution:
         self._session: Session | None = None
         self._sequence: Sequence | None = None
         self._prefilled: PrefillResult | None = None
-        self._lease: tuple[Worker, KvHandle] | None = None
+        self._prefill: PrefillCall | None = None
 
     async def begin(self, record: RequestRecord) -> Delta:
         """Runs the plan until the first delta, telling `record` each phase.
@@ -44,13 +49,15 @@ class Execution:
         if session is None:
             raise DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
         sequence = self._sequence = session.open()
-        handle = None
         if self.plan.prefill is not None:
-            handle = (await self._hand_over(session, sequence, record)).handle
-        record.apply(Event.START)
-        with _Reading(decode, 0 if handle else len(self._request.token_ids)):
-            session.start(sequence, self._request, handle)
+            await self._hand_over(session, sequence, record)
+            record.apply(Event.START)
             first = await sequence.next()
+        else:
+            record.apply(Event.START)
+            with _Reading(decode, len(self._request.token_ids)):
+                session.start(sequence, self._request, None)
+                first = await sequence.next()
         record.apply(Event.FIRST_TOKEN)
         if first.timings is not None:
             record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
@@ -92,10 +99,12 @@ class Execution:
         worker.outstanding_sequences += 1
         return worker
 
-    async def _hand_over(
-        self, session: Session, sequence: Sequence, record: RequestRecord
-    ) -> PrefillResult:
-        """Room on the decode side first, then the prefill: no prefill is wasted on a full pool."""
+    async def _hand_over(self, session: Session, sequence: Sequence, record: RequestRecord) -> None:
+        """Has the prompt read elsewhere and started on the decode worker, from its handle.
+
+        Room on the decode side first, then the prefill: no prefill is wasted on a full pool.
+        Where the handle is good from admission on, the blocks travel while others are read.
+        """
         request = self._request
         record.apply(Event.RESERVE)
         assert request.sampling.max_tokens is not None
@@ -107,30 +116,60 @@ class Execution:
         worker = self._fleet.by_id(self.plan.prefill)
         if worker is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
+        call = self._prefill = worker.client.prefill(request, self.plan.transport)
         with _Reading(worker, len(request.token_ids)):
-            async with sequence.or_failure(), worker.or_loss():
-                result = await worker.client.prefill(request, self.plan.transport)
-        self._prefilled = result
-        self._lease = (worker, result.handle)
+            async with worker.or_loss():
+                async with sequence.or_failure():
+                    early = await call.admitted()
+                if early is not None:
+                    self._start(session, sequence, worker, early)
+                result = self._prefilled = await _read(call, sequence)
         record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
-        assert worker.info is not None
-        if result.handle.epoch != worker.info.epoch:
+        if early is None:
+            self._start(session, sequence, worker, result.handle)
+
+    def _start(
+        self, session: Session, sequence: Sequence, prefill: Worker, handle: KvHandle
+    ) -> None:
+        assert prefill.info is not None
+        if handle.epoch != prefill.info.epoch:
             raise PrefillError(
-                ErrorReason.KV_INCOMPATIBLE, "the prefill worker was restarted meanwhile"
+                ErrorReason.KV_STALE_EPOCH, "the prefill worker was restarted meanwhile"
             )
-        return result
+        session.start(sequence, self._request, handle)
 
     def _end_lease(self) -> None:
-        if self._lease is not None:
-            worker, handle = self._lease
-            self._lease = None
-            self._fleet.release_kv(worker, handle.handle_id)
+        if self._prefill is not None:
+            self._prefill.end()
+            self._prefill = None
 
     def _with_true_usage(self, delta: Delta) -> Delta:
         """A handed-over prompt was read by the prefill worker: its cache hits are the true ones."""
         if delta.usage is not None and self._prefilled is not None:
             delta.usage = replace(delta.usage, cached_tokens=self._prefilled.cached_tokens)
         return delta
+
+
+async def _read(call: PrefillCall, sequence: Sequence) -> PrefillResult:
+    """Returns when the prompt is read. Raises PrefillError, or what the sequence failed with.
+
+    A sequence that waits for the blocks of a prompt which cannot be read fails too, and may be
+    heard of first; but the prefill worker knows the cause.
+    """
+    reading = asyncio.create_task(call.finished())
+    # Where it fails and the sequence has failed first, nobody asks why.
+    reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:
+        async with sequence.or_failure():
+            return await asyncio.shield(reading)
+    except DecodeError as failure:
+        if failure.reason is ErrorReason.KV_TRANSFER_FAILED:
+            await asyncio.wait([reading], timeout=CAUSE_S)
+        if reading.done():
+            reading.result()
+        raise
+    finally:
+        reading.cancel()
 
 
 class _Reading:

@@ -121,7 +121,6 @@ class Fleet:
         self.clock = clock
         self._workers = {address: Worker(client) for address, client in clients.items()}
         self._turns: Counter[str] = Counter()
-        self._releases: set[asyncio.Task[None]] = set()
         self.pairs = PairTable(quarantine_after)
         """Of connected processes alone."""
         self.changed = asyncio.Event()
@@ -135,7 +134,6 @@ class Fleet:
                 for address, worker in self._workers.items():
                     links.create_task(self._link(worker), name=f"link {address}")
         finally:
-            await asyncio.gather(*self._releases, return_exceptions=True)
             for worker in self._workers.values():
                 await worker.client.close()
 
@@ -213,17 +211,6 @@ class Fleet:
             and worker.info.model == model
             and worker.hosts(Role.DECODE)
         }
-
-    def release_kv(self, worker: Worker, handle_id: str) -> None:
-        """Ends a lease, without waiting for it."""
-        task = asyncio.create_task(worker.client.release(handle_id), name=f"release {handle_id}")
-        self._releases.add(task)
-        task.add_done_callback(self._released)
-
-    def _released(self, task: asyncio.Task[None]) -> None:
-        self._releases.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a lease could not be ended", task=task.get_name(), exc_info=error)
 
     async def _link(self, worker: Worker) -> None:
         while True:

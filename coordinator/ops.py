@@ -111,6 +111,8 @@ class Ops:
                     "waiting": worker.load.waiting,
                     "kv_usage": worker.load.kv_usage,
                     "open_leases": worker.load.open_leases,
+                    "lease_tokens": worker.load.lease_tokens,
+                    "oldest_lease_s": worker.load.oldest_lease_s,
                     "reserved_tokens": worker.load.reserved_tokens,
                 }
                 for worker in self._fleet.workers()

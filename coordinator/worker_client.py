@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 from grpc.aio import AioRpcError, StreamStreamCall, UnaryStreamCall
@@ -23,7 +23,7 @@ from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
 from pdserve.v1 import decode_pb2 as decode
 from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
-from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse, ReleaseRequest
+from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
 from pdserve.v1.worker_pb2 import GetWorkerInfoRequest, WatchLoadRequest
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # these exist in the stubs' types alone
     from pdserve.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
     from pdserve.v1.worker_pb2_grpc import WorkerServiceAsyncStub
 
+T = TypeVar("T")
+M = TypeVar("M")
+
 INFO_TIMEOUT_S = 5.0
-RELEASE_TIMEOUT_S = 5.0
-CATCH_UP_S = 0.02
-"""Enough for a loop that is behind, as after a worker's loss, to read what has arrived."""
 
 
 class WorkerClient(Protocol):
@@ -50,15 +50,8 @@ class WorkerClient(Protocol):
         """The load now and at each change; raises DecodeError when the worker is lost."""
         ...
 
-    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
-        """Reads a prompt that is to be fetched by a KV transport; cancelling stops the work.
-
-        Raises PrefillError.
-        """
-        ...
-
-    async def release(self, handle_id: str) -> None:
-        """Ends a lease; a worker that is gone holds nothing, so that is no error."""
+    def prefill(self, request: EngineRequest, transport: str) -> PrefillCall:
+        """Has a prompt read that is to be fetched by a KV transport; the caller must end it."""
         ...
 
     def open_session(self) -> Session:
@@ -66,6 +59,25 @@ class WorkerClient(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class PrefillCall(Protocol):
+    """A prompt that is read and held elsewhere, for as long as this call is open.
+
+    Leaving a wait by a cancellation ends the call too.
+    """
+
+    async def admitted(self) -> KvHandle | None:
+        """The claim on the blocks, where it is good this early. Raises PrefillError."""
+        ...
+
+    async def finished(self) -> PrefillResult:
+        """To be awaited after `admitted`. Raises PrefillError."""
+        ...
+
+    def end(self) -> None:
+        """Stops the reading or frees the blocks; idempotent, and never waits."""
+        ...
 
 
 class Session(Protocol):
@@ -98,7 +110,6 @@ class GrpcWorkerClient:
         """`address` is host:port. Connects when it is first used."""
         self._channel = channel(address)
         self._metadata = call_metadata(fleet_key)
-        self._given_up: set[asyncio.Task[None]] = set()
         # The generated stubs serve sync and async channels; their types tell the two apart.
         self._worker: WorkerServiceAsyncStub = WorkerServiceStub(self._channel)
         self._prefill: PrefillServiceAsyncStub = PrefillServiceStub(self._channel)
@@ -122,67 +133,55 @@ class GrpcWorkerClient:
             raise _lost(error) from error
         raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its load reports")
 
-    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
+    def prefill(self, request: EngineRequest, transport: str) -> GrpcPrefillCall:
         message = convert.prefill_request_to_proto(request, transport)
-        call = self._prefill.Prefill(message, metadata=self._metadata)
-        reading = asyncio.create_task(self._result(call))
-        try:
-            return await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            task = asyncio.create_task(self._give_up(call, reading))
-            self._given_up.add(task)
-            task.add_done_callback(self._given_up.discard)
-            raise
-
-    async def _give_up(
-        self,
-        call: UnaryStreamCall[PrefillRequest, PrefillResponse],
-        reading: asyncio.Task[PrefillResult],
-    ) -> None:
-        """Stops a prefill. Its handle may have come, unread; nobody else would end that lease."""
-        await asyncio.wait({reading}, timeout=CATCH_UP_S)
-        call.cancel()
-        try:
-            result = await reading
-        except (PrefillError, asyncio.CancelledError):
-            return
-        await self.release(result.handle.handle_id)
-
-    async def _result(
-        self, call: UnaryStreamCall[PrefillRequest, PrefillResponse]
-    ) -> PrefillResult:
-        try:
-            event: PrefillResponse
-            async for event in call:
-                if event.HasField("finished"):
-                    return convert.prefill_result_from_proto(event.finished)
-        except AioRpcError as error:
-            cause = from_rpc_error(error, lost=ErrorReason.PREFILL_FAILED)
-            raise PrefillError(cause.reason, cause.message) from error
-        except PdserveError as error:  # a handle that this version does not understand
-            raise PrefillError(error.reason, error.message) from error
-        raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill ended without a KV handle")
-
-    async def release(self, handle_id: str) -> None:
-        try:
-            await self._prefill.Release(
-                ReleaseRequest(handle_id=handle_id),
-                timeout=RELEASE_TIMEOUT_S,
-                metadata=self._metadata,
-            )
-        except AioRpcError as error:
-            if error.code() not in (
-                grpc.StatusCode.UNAVAILABLE,
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-            ):
-                raise
+        return GrpcPrefillCall(self._prefill.Prefill(message, metadata=self._metadata))
 
     def open_session(self) -> GrpcSession:
         return GrpcSession(self._decode, self._metadata)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._given_up, return_exceptions=True)
         await self._channel.close()
+
+
+class GrpcPrefillCall:
+    """A PrefillCall over one gRPC call: the lease lasts as long as the call."""
+
+    def __init__(self, call: UnaryStreamCall[PrefillRequest, PrefillResponse]) -> None:
+        self._call = call
+
+    async def admitted(self) -> KvHandle | None:
+        event = await self._event("admitted")
+        if not event.admitted.HasField("handle"):
+            return None
+        return _understood(convert.handle_from_proto, event.admitted.handle)
+
+    async def finished(self) -> PrefillResult:
+        event = await self._event("finished")
+        return _understood(convert.prefill_result_from_proto, event.finished)
+
+    def end(self) -> None:
+        self._call.cancel()
+
+    async def _event(self, name: str) -> PrefillResponse:
+        try:
+            event = await self._call.read()
+            if isinstance(event, PrefillResponse) and event.WhichOneof("event") == name:
+                return event
+            # Ended by the worker, if not by a breach of the contract; the status says why.
+            if event is grpc.aio.EOF and await self._call.code() is not grpc.StatusCode.OK:
+                await self._call.read()
+        except AioRpcError as error:
+            cause = from_rpc_error(error, lost=ErrorReason.PREFILL_FAILED)
+            raise PrefillError(cause.reason, cause.message) from error
+        raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill ended without a KV handle")
+
+
+def _understood(from_proto: Callable[[M], T], message: M) -> T:
+    try:
+        return from_proto(message)
+    except PdserveError as error:  # a handle that this version does not understand
+        raise PrefillError(error.reason, error.message) from error
 
 
 class GrpcSession:

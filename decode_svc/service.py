@@ -18,13 +18,17 @@ from pdserve.workload import Workload
 class DecodeService(DecodeServiceServicer):
     """Needs the engine to have started by the first call.
 
-    `wall_clock` gives seconds since the Unix epoch, to hold against leases.
+    `wall_clock` gives seconds since the Unix epoch, to hold against leases; `key` is
+    that of the fleet's seals.
     """
 
-    def __init__(self, engine: Engine, workload: Workload, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, engine: Engine, workload: Workload, wall_clock: Callable[[], float], key: bytes
+    ) -> None:
         self._engine = engine
         self._workload = workload
         self._wall_clock = wall_clock
+        self._key = key
         self._shared: Shared | None = None
         self._sessions: set[Session] = set()
 
@@ -60,7 +64,7 @@ class DecodeService(DecodeServiceServicer):
                 self._engine,
                 self._workload,
                 Room(info.kv_capacity_tokens),
-                HandleVerifier(info),
+                HandleVerifier(info, self._key),
                 self._wall_clock,
             )
         return self._shared

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from pdserve.engine.base import EngineInfo
 from pdserve.errors import DecodeError, ErrorReason
-from pdserve.handle import digest
+from pdserve.handle import digest, is_intact
 from pdserve.types import (
     EngineRequest,
     Fingerprint,
@@ -29,8 +29,12 @@ class HandleVerifier:
     of more than `max_remembered` the ones used first are forgotten.
     """
 
-    def __init__(self, engine: EngineInfo, max_remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(
+        self, engine: EngineInfo, key: bytes, max_remembered: int = MAX_REMEMBERED
+    ) -> None:
+        """`key` is that of the fleet's seals."""
         self._engine = engine
+        self._key = key
         self._max_remembered = max_remembered
         self._used: OrderedDict[str, float] = OrderedDict()
 
@@ -44,23 +48,25 @@ class HandleVerifier:
         `now` is in seconds since the Unix epoch. Raises DecodeError with a KV_ reason that
         names the difference.
         """
+        if not is_intact(handle, self._key):
+            raise DecodeError(
+                ErrorReason.KV_ALTERED,
+                "the KV handle is not as it was sealed, or its fleet has another key",
+            )
         self._check_origin(handle)
         _check_prompt(handle, request)
-        if handle.lease_expiry <= now:
+        expiry = handle.lease_expiry_ns / 1e9
+        if expiry <= now:
             raise DecodeError(
-                ErrorReason.KV_EXPIRED,
-                f"the KV lease ended {now - handle.lease_expiry:.3f} s ago",
+                ErrorReason.KV_EXPIRED, f"the KV lease ended {now - expiry:.3f} s ago"
             )
         self._forget(now)
         if handle.handle_id in self._used:
             raise DecodeError(ErrorReason.KV_REUSED, "the KV handle was used before")
-        self._used[handle.handle_id] = handle.lease_expiry
+        self._used[handle.handle_id] = expiry
         return handle.descriptor
 
     def _check_origin(self, handle: KvHandle) -> None:
-        if not handle.handle_id or not handle.epoch:
-            missing = "id" if not handle.handle_id else "epoch"
-            raise _incompatible(f"the KV handle has no {missing}")
         difference = _difference(handle.fingerprint, self._engine.fingerprint)
         if difference is not None:
             raise _incompatible(difference)

@@ -200,6 +200,7 @@ class SimConfig(_Section):
     context_length: int = Field(default=8_192, ge=1)
     chunk_tokens: int = Field(default=256, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)
+    side_channel: Listen = Listen()
 
 
 class WorkerConfig(_Section):

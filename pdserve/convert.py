@@ -168,8 +168,7 @@ def fingerprint_from_proto(message: kv_pb2.Fingerprint) -> Fingerprint:
 
 
 def handle_to_proto(handle: KvHandle) -> kv_pb2.KvHandle:
-    expiry = Timestamp()
-    expiry.FromNanoseconds(round(handle.lease_expiry * 1e9))
+    seconds_, nanos = divmod(handle.lease_expiry_ns, 10**9)
     message = kv_pb2.KvHandle(
         handle_id=handle.handle_id,
         worker_id=handle.worker_id,
@@ -177,7 +176,7 @@ def handle_to_proto(handle: KvHandle) -> kv_pb2.KvHandle:
         fingerprint=fingerprint_to_proto(handle.fingerprint),
         digest=handle.digest,
         num_tokens=handle.num_tokens,
-        lease_expiry=expiry,
+        lease_expiry=Timestamp(seconds=seconds_, nanos=nanos),
         seal=handle.seal,
     )
     match handle.descriptor:
@@ -187,17 +186,23 @@ def handle_to_proto(handle: KvHandle) -> kv_pb2.KvHandle:
             message.grpc.CopyFrom(
                 kv_pb2.GrpcDescriptor(transfer_id=transfer_id, epoch=epoch, host=host, ports=ports)
             )
-        case SimDescriptor(num_bytes, transport, reading_s):
+        case SimDescriptor(num_bytes, transport, transfer_id, epoch, host, port):
             message.sim.CopyFrom(
                 kv_pb2.SimDescriptor(
-                    num_bytes=num_bytes, transport=transport, reading_seconds=reading_s
+                    num_bytes=num_bytes,
+                    transport=transport,
+                    transfer_id=transfer_id,
+                    epoch=epoch,
+                    host=host,
+                    port=port,
                 )
             )
     return message
 
 
 def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
-    """Raises PdserveError KV_INCOMPATIBLE for a transport that this version does not know."""
+    """Raises PdserveError KV_INCOMPATIBLE for a transport that this version does not know, and
+    KV_ALTERED for an expiry that no handle can have."""
     return KvHandle(
         handle_id=message.handle_id,
         worker_id=message.worker_id,
@@ -205,10 +210,17 @@ def handle_from_proto(message: kv_pb2.KvHandle) -> KvHandle:
         fingerprint=fingerprint_from_proto(message.fingerprint),
         digest=message.digest,
         num_tokens=message.num_tokens,
-        lease_expiry=message.lease_expiry.ToNanoseconds() / 1e9,
+        lease_expiry_ns=_nanoseconds(message.lease_expiry),
         descriptor=_descriptor_from_proto(message),
         seal=message.seal,
     )
+
+
+def _nanoseconds(message: Timestamp) -> int:
+    nanoseconds = message.seconds * 10**9 + message.nanos
+    if not 0 <= nanoseconds < 2**63:
+        raise PdserveError(ErrorReason.KV_ALTERED, "the KV handle ends at no time that there is")
+    return nanoseconds
 
 
 def _descriptor_from_proto(message: kv_pb2.KvHandle) -> KvDescriptor:
@@ -220,7 +232,9 @@ def _descriptor_from_proto(message: kv_pb2.KvHandle) -> KvDescriptor:
             return GrpcDescriptor(grpc.transfer_id, grpc.epoch, grpc.host, tuple(grpc.ports))
         case "sim":
             sim = message.sim
-            return SimDescriptor(sim.num_bytes, sim.transport, sim.reading_seconds)
+            return SimDescriptor(
+                sim.num_bytes, sim.transport, sim.transfer_id, sim.epoch, sim.host, sim.port
+            )
         case _:
             raise PdserveError(
                 ErrorReason.KV_INCOMPATIBLE, "the KV handle names no transport that is known here"

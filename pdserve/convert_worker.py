@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdserve.convert import fingerprint_from_proto, fingerprint_to_proto
+from pdserve.convert import duration, fingerprint_from_proto, fingerprint_to_proto, seconds
 from pdserve.types import Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
 
@@ -53,6 +53,8 @@ def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
         open_leases=load.open_leases,
         reserved_tokens=load.reserved_tokens,
         draining=load.draining,
+        lease_tokens=load.lease_tokens,
+        oldest_lease_age=duration(load.oldest_lease_s),
     )
 
 
@@ -64,4 +66,6 @@ def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
         open_leases=message.open_leases,
         reserved_tokens=message.reserved_tokens,
         draining=message.draining,
+        lease_tokens=message.lease_tokens,
+        oldest_lease_s=seconds(message.oldest_lease_age),
     )

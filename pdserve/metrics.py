@@ -7,7 +7,10 @@ Every metric lives on the registry that is passed in. Series of a worker:
     pdserve_prefix_cache_queries_total, _hits_total     prompt tokens looked up, and found
     pdserve_kv_transfer_bytes_total{transport}          fetched from prefill workers
     pdserve_kv_transfer_seconds{transport}              histogram of one transfer
-    pdserve_kv_leases_open                              handles neither released nor expired
+    pdserve_kv_leases_open                              handles whose blocks are held
+    pdserve_kv_lease_tokens_held{age}                   prompt tokens held for them, by their age
+    pdserve_kv_lease_oldest_seconds                     age of the oldest
+    pdserve_kv_leases_total{end}                        fetched, released, expired or lost
     pdserve_kv_reserved_tokens                          room promised to sequences
     pdserve_sequences_total{role,outcome}               "finished", or the reason of the failure
     pdserve_build_info{version,engine,model,worker_id}  always 1
@@ -32,6 +35,8 @@ from prometheus_client import (
     ProcessCollector,
     make_wsgi_app,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 import pdserve
 from pdserve.config import Listen
@@ -108,7 +113,6 @@ class WorkerMetrics:
             ("engine_running", "Sequences in the engine", lambda: workload.load.running),
             ("engine_waiting", "Sequences before the engine", lambda: workload.load.waiting),
             ("kv_cache_usage_ratio", "KV cache in use, 0 to 1", lambda: workload.load.kv_usage),
-            ("kv_leases_open", "Open KV leases", lambda: workload.load.open_leases),
             (
                 "kv_reserved_tokens",
                 "Tokens of KV room promised to sequences",
@@ -117,6 +121,7 @@ class WorkerMetrics:
         )
         for name, text, read in gauges:
             Gauge(f"pdserve_{name}", text, registry=self._registry).set_function(read)
+        self._registry.register(_LeaseCollector(workload))
         labels = {
             "version": pdserve.__version__,
             "engine": engine,
@@ -125,6 +130,34 @@ class WorkerMetrics:
         }
         info = Gauge("pdserve_build_info", "Always 1", list(labels), registry=self._registry)
         info.labels(**labels).set(1)
+
+
+class _LeaseCollector(Collector):
+    """Reads the lease table when scraped, all of it at one moment."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+
+    def collect(self) -> Iterator[Metric]:
+        leases = self._workload.leases
+        yield GaugeMetricFamily("pdserve_kv_leases_open", "Open KV leases", leases.open)
+        yield GaugeMetricFamily(
+            "pdserve_kv_lease_oldest_seconds", "Age of the oldest open KV lease", leases.oldest_s
+        )
+        held = GaugeMetricFamily(
+            "pdserve_kv_lease_tokens_held",
+            "Prompt tokens held for open KV leases, by the lease's age",
+            labels=["age"],
+        )
+        for age, num_tokens in leases.tokens_by_age.items():
+            held.add_metric([age], num_tokens)
+        yield held
+        ended = CounterMetricFamily(
+            "pdserve_kv_leases", "KV leases that ended, by how", labels=["end"]
+        )
+        for end, count in leases.ended.items():
+            ended.add_metric([end], count)
+        yield ended
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -6,6 +6,7 @@ from the wire.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -201,11 +202,14 @@ class GrpcDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class SimDescriptor:
-    """A simulated hand-off of `num_bytes` bytes over `transport`; see kv.proto."""
+    """Where a simulated hand-off of `num_bytes` bytes is asked for; see kv.proto."""
 
     num_bytes: int
     transport: str
-    reading_s: float = 0.0
+    transfer_id: str
+    epoch: str
+    host: str
+    port: int
 
 
 KvDescriptor = NixlDescriptor | GrpcDescriptor | SimDescriptor
@@ -216,8 +220,8 @@ KvDescriptor = NixlDescriptor | GrpcDescriptor | SimDescriptor
 class KvHandle:
     """A claim, good once, on the KV blocks of one prompt; see `KvHandle` in kv.proto.
 
-    `lease_expiry` is in seconds since the Unix epoch: it crosses machines. `seal` is empty
-    until the holder has sealed it.
+    `lease_expiry_ns` is in nanoseconds since the Unix epoch, for it crosses machines; whole, so
+    that the seal is over the very number. `seal` is empty until `pdserve.handle` has set it.
     """
 
     handle_id: str
@@ -226,7 +230,7 @@ class KvHandle:
     fingerprint: Fingerprint
     digest: bytes
     num_tokens: int
-    lease_expiry: float
+    lease_expiry_ns: int
     descriptor: KvDescriptor
     seal: bytes = b""
 
@@ -258,6 +262,25 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSnapshot:
+    """The KV that a prefill worker holds for others, at one moment.
+
+    `oldest_s` is the age in seconds of the oldest open lease, 0 without one. `tokens_by_age`
+    are the tokens held, by the name of a range of ages; `ended` counts leases since the
+    process began, by how they ended.
+    """
+
+    open: int = 0
+    oldest_s: float = 0.0
+    tokens_by_age: Mapping[str, int] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.tokens_by_age.values())
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy a worker is; see `WatchLoadResponse` in worker.proto."""
 
@@ -267,6 +290,8 @@ class Load:
     open_leases: int = 0
     reserved_tokens: int = 0
     draining: bool = False
+    lease_tokens: int = 0
+    oldest_lease_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

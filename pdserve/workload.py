@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pdserve.clock import Clock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
-from pdserve.types import Load, Role
+from pdserve.types import LeaseSnapshot, Load, Role
 
 FINISHED = "finished"
 CANCELLED = ErrorReason.CANCELLED.label
@@ -29,7 +29,7 @@ class Workload:
         self._on_end = on_end
         self._engine = EngineLoad()
         self._sequences = 0
-        self._open_leases = 0
+        self._leases: Callable[[], LeaseSnapshot] = LeaseSnapshot
         self._reserved_tokens = 0
         self._draining = False
         self._closed = False
@@ -37,27 +37,39 @@ class Workload:
 
     @property
     def load(self) -> Load:
+        leases = self._leases()
         return Load(
             running=self._engine.running,
             waiting=self._engine.waiting,
             kv_usage=self._engine.kv_usage,
-            open_leases=self._open_leases,
+            open_leases=leases.open,
             reserved_tokens=self._reserved_tokens,
             draining=self._draining,
+            lease_tokens=leases.tokens,
+            oldest_lease_s=leases.oldest_s,
         )
+
+    @property
+    def leases(self) -> LeaseSnapshot:
+        """What is held for others now; none where no prefill service runs."""
+        return self._leases()
 
     @property
     def unfinished(self) -> int:
         """Sequences and leases that a drain waits for."""
-        return self._sequences + self._open_leases
+        return self._sequences + self._leases().open
 
     def step(self, stats: StepStats) -> None:
         """Takes an engine step's load; a StepListener."""
         self._engine = stats.load
         self._notify()
 
-    def set_open_leases(self, count: int) -> None:
-        self._open_leases = count
+    def show_leases(self, read: Callable[[], LeaseSnapshot]) -> None:
+        """Has `read` tell what is held for others from now on; any thread may call it."""
+        self._leases = read
+
+    def leases_changed(self) -> None:
+        """To be called when a lease was opened or ended."""
         self._notify()
 
     def set_reserved_tokens(self, tokens: int) -> None:

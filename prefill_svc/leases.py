@@ -1,68 +1,71 @@
-"""The lease table of exported KV: who holds what until when. Pure: time is passed in."""
+"""The lease table of exported KV: what is held for whom, since when. Pure: time is passed in."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from enum import StrEnum
 
-from pdserve.types import KvDescriptor
+from pdserve.types import LeaseSnapshot
+
+AGES_S = (("0-1s", 1.0), ("1-10s", 10.0), ("10-60s", 60.0), ("60s-", float("inf")))
+"""Ages by which held tokens are told apart: name, and the seconds below which it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """KV held for a handle; times in seconds on the caller's clock."""
+class LeaseEnd(StrEnum):
+    """FETCHED: the reader has every block. RELEASED: the call that the lease hangs on was
+    ended, or its connection broke. EXPIRED: nobody came in time. LOST: the prompt could not
+    be read to its end, or the worker stops."""
 
-    handle_id: str
-    descriptor: KvDescriptor
+    FETCHED = "fetched"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class _Lease:
+    num_tokens: int
     opened: float
     expiry: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseSnapshot:
-    """`oldest_s` is the age in seconds of the oldest open lease, 0 without one."""
-
-    open: int
-    oldest_s: float
-
-
 class LeaseTable:
-    """Each handle id is opened once and ends once: by `release` or by `expire`."""
+    """Each handle id is opened once and ends once. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Lease] = {}
-        # (expiry, handle id); entries of ended leases are dropped when they come to the top.
-        self._by_expiry: list[tuple[float, str]] = []
+        self._open: dict[str, _Lease] = {}
+        self._ended = Counter({end.value: 0 for end in LeaseEnd})
 
-    def __len__(self) -> int:
-        """Open leases."""
-        return len(self._open)
-
-    def open(self, handle_id: str, descriptor: KvDescriptor, now: float, lease_s: float) -> None:
+    def open(self, handle_id: str, num_tokens: int, now: float, lease_s: float) -> None:
         """Raises ValueError for an id that is open."""
         if handle_id in self._open:
             raise ValueError(f"lease {handle_id} is open")
-        lease = Lease(handle_id, descriptor, now, now + lease_s)
-        self._open[handle_id] = lease
-        heappush(self._by_expiry, (lease.expiry, handle_id))
+        self._open[handle_id] = _Lease(num_tokens, now, now + lease_s)
 
-    def release(self, handle_id: str) -> Lease | None:
-        """Ends a lease and returns it; None for one that is unknown or ended."""
-        return self._open.pop(handle_id, None)
+    def renew(self, handle_id: str, now: float, lease_s: float) -> None:
+        """Has an open lease expire `lease_s` from now."""
+        self._open[handle_id].expiry = now + lease_s
 
-    def expire(self, now: float) -> list[Lease]:
-        """Ends the leases whose time is over and returns them, the earliest first."""
-        ended: list[Lease] = []
-        while (expiry := self.next_expiry()) is not None and expiry <= now:
-            ended.append(self._open.pop(heappop(self._by_expiry)[1]))
-        return ended
+    def left_s(self, handle_id: str, now: float) -> float:
+        """How long an open lease still runs; not above 0 once it has expired."""
+        return self._open[handle_id].expiry - now
 
-    def next_expiry(self) -> float | None:
-        """When `expire` has something to do; None without open leases."""
-        while self._by_expiry and self._by_expiry[0][1] not in self._open:
-            heappop(self._by_expiry)
-        return self._by_expiry[0][0] if self._by_expiry else None
+    def end(self, handle_id: str, end: LeaseEnd) -> None:
+        """Quiet for an id that is not open."""
+        if self._open.pop(handle_id, None) is not None:
+            self._ended[end] += 1
 
     def snapshot(self, now: float) -> LeaseSnapshot:
-        oldest = min((lease.opened for lease in self._open.values()), default=now)
-        return LeaseSnapshot(len(self._open), now - oldest)
+        """May be called from any thread."""
+        leases = tuple(self._open.values())
+        by_age = {name: 0 for name, _ in AGES_S}
+        for lease in leases:
+            age = now - lease.opened
+            by_age[next(name for name, below in AGES_S if age < below)] += lease.num_tokens
+        return LeaseSnapshot(
+            open=len(leases),
+            oldest_s=max((now - lease.opened for lease in leases), default=0.0),
+            tokens_by_age=by_age,
+            ended=dict(self._ended),
+        )

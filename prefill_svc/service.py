@@ -1,8 +1,9 @@
-"""PrefillService on an engine: reads prompts, hands out claims on their KV, ends them in time."""
+"""PrefillService on an engine: reads prompts and holds their KV for as long as the call is open."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -12,22 +13,32 @@ import structlog
 from pdserve import convert
 from pdserve.engine.base import Admitted, Engine, Prefilled
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
-from pdserve.handle import digest
+from pdserve.handle import digest, sealed
 from pdserve.rpc_errors import Context
 from pdserve.types import EngineRequest, KvDescriptor, KvHandle, PrefillResult, Role
 from pdserve.v1 import prefill_pb2
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceServicer
 from pdserve.worker_service import WorkerIdentity
 from pdserve.workload import Workload
-from prefill_svc.leases import Lease, LeaseTable
+from prefill_svc.leases import LeaseEnd, LeaseTable
 
 _log = structlog.get_logger(__name__)
+
+HOLD_S = 10.0
+"""How long the engine holds blocks without being told to go on: the most that a service which
+hangs can cost."""
+RENEW_S = 1.0
+"""How often it is told so, and asked whether they have been fetched meanwhile."""
+
+_Ending = asyncio.Future[LeaseEnd]
+"""Set by whoever ends a lease from outside: its call, or the worker's own end."""
 
 
 class PrefillService(PrefillServiceServicer):
     """Needs the engine to have started by the first call.
 
-    `wall_clock` gives seconds since the Unix epoch, for expiries that other machines read.
+    `lease_s` holds where a request does not name its own; `wall_clock` gives seconds since the
+    Unix epoch, for expiries that other machines read; `key` is that of the fleet's seals.
     """
 
     def __init__(
@@ -37,15 +48,17 @@ class PrefillService(PrefillServiceServicer):
         workload: Workload,
         lease_s: float,
         wall_clock: Callable[[], float],
+        key: bytes,
     ) -> None:
         self._identity = identity
         self._engine = engine
         self._workload = workload
         self._lease_s = lease_s
         self._wall_clock = wall_clock
+        self._key = key
         self._leases = LeaseTable()
-        self._sweep_timer: asyncio.TimerHandle | None = None
-        self._releases: set[asyncio.Task[None]] = set()
+        self._keepers: dict[asyncio.Task[None], _Ending] = {}
+        workload.show_leases(lambda: self._leases.snapshot(time.monotonic()))
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Context
@@ -53,41 +66,42 @@ class PrefillService(PrefillServiceServicer):
         self._workload.require_open()
         prompt = convert.prefill_request_from_proto(request)
         lease_s = convert.seconds(request.lease) if request.HasField("lease") else self._lease_s
-        self._validate(prompt, lease_s)
-        self._check_transport(request.transport)
+        self._validate(prompt, lease_s, request.transport)
         handle: KvHandle | None = None
-        told = False
-        events = self._engine.prefill(prompt, lease_s, request.transport)
+        ending: _Ending = asyncio.get_running_loop().create_future()
+        keeper: asyncio.Task[None] | None = None
+        events = self._engine.prefill(prompt, HOLD_S, request.transport)
         try:
             with self._workload.sequence(Role.PREFILL):
                 async with aclosing(events):
                     async for event in events:
                         if handle is None and event.descriptor is not None:
                             handle = self._open(prompt, event.descriptor, lease_s)
+                        if isinstance(event, Prefilled):
+                            assert handle is not None
+                            self._leases.renew(handle.handle_id, time.monotonic(), lease_s)
+                            keeper = self._keep(handle, ending)
                         yield _response(event, handle)
-                        told = isinstance(event, Prefilled)
+            if keeper is not None:
+                await asyncio.wait([keeper])
+                keeper.result()
+        except (asyncio.CancelledError, GeneratorExit):
+            _set(ending, LeaseEnd.RELEASED)
+            raise
         finally:
-            if handle is not None and not told:
-                # Not good for anything, or nobody knows of it: nobody would release it.
-                self._end(handle.handle_id)
-
-    async def Release(
-        self, request: prefill_pb2.ReleaseRequest, context: Context
-    ) -> prefill_pb2.ReleaseResponse:
-        release = self._end(request.handle_id)
-        if release is not None:
-            await asyncio.shield(release)
-        return prefill_pb2.ReleaseResponse(was_open=release is not None)
+            # Nothing else was set where the prompt could not be read.
+            _set(ending, LeaseEnd.LOST)
+            if handle is not None and keeper is None:
+                self._ended(handle, ending.result())
 
     async def close(self) -> None:
         """Ends every lease; nothing can be fetched any more."""
-        for lease in self._leases.expire(float("inf")):
-            self._release(lease)
-        self._changed()
-        if self._releases:
-            await asyncio.wait(self._releases)
+        for ending in self._keepers.values():
+            _set(ending, LeaseEnd.LOST)
+        if self._keepers:
+            await asyncio.wait(self._keepers)
 
-    def _validate(self, prompt: EngineRequest, lease_s: float) -> None:
+    def _validate(self, prompt: EngineRequest, lease_s: float, transport: str) -> None:
         if not prompt.token_ids:
             raise RejectedError(ErrorReason.INVALID_ARGUMENT, "the prompt is empty", param="prompt")
         if lease_s <= 0:
@@ -109,13 +123,10 @@ class PrefillService(PrefillServiceServicer):
                 f"a prompt of {num_tokens} tokens does not fit a KV cache of "
                 f"{info.kv_capacity_tokens}",
             )
-
-    def _check_transport(self, transport: str) -> None:
-        offered = self._engine.info.transports
-        if transport not in offered:
+        if transport not in info.transports:
             raise PrefillError(
                 ErrorReason.KV_INCOMPATIBLE,
-                f"the KV transport {transport!r} is not offered here: {', '.join(offered)}",
+                f"the KV transport {transport!r} is not offered here: {', '.join(info.transports)}",
             )
 
     def _open(self, prompt: EngineRequest, descriptor: KvDescriptor, lease_s: float) -> KvHandle:
@@ -126,45 +137,49 @@ class PrefillService(PrefillServiceServicer):
             fingerprint=self._engine.info.fingerprint,
             digest=digest(prompt.token_ids, prompt.cache_salt),
             num_tokens=len(prompt.token_ids),
-            lease_expiry=self._wall_clock() + lease_s,
+            lease_expiry_ns=round((self._wall_clock() + lease_s) * 1e9),
             descriptor=descriptor,
         )
-        now = asyncio.get_running_loop().time()
-        self._leases.open(handle.handle_id, descriptor, now, lease_s)
-        self._changed()
-        return handle
+        self._leases.open(handle.handle_id, handle.num_tokens, time.monotonic(), lease_s)
+        self._workload.leases_changed()
+        return sealed(handle, self._key)
 
-    def _end(self, handle_id: str) -> asyncio.Task[None] | None:
-        """Ends a lease; the task frees its blocks. None where it is not open."""
-        lease = self._leases.release(handle_id)
-        if lease is None:
-            return None
-        self._changed()
-        return self._release(lease)
+    def _keep(self, handle: KvHandle, ending: _Ending) -> asyncio.Task[None]:
+        """Has the blocks held until the lease ends, then freed; no cancelled call stops that."""
+        keeper = asyncio.create_task(self._hold_and_free(handle, ending))
+        self._keepers[keeper] = ending
+        keeper.add_done_callback(self._keepers.pop)
+        return keeper
 
-    def _release(self, lease: Lease) -> asyncio.Task[None]:
-        # A task of its own, which no cancelled call takes along.
-        task = asyncio.create_task(self._engine.release(lease.descriptor))
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        return task
+    async def _hold_and_free(self, handle: KvHandle, ending: _Ending) -> None:
+        end = LeaseEnd.LOST
+        try:
+            end = await self._end_of(handle, ending)
+            if not await self._engine.release(handle.descriptor):
+                end = LeaseEnd.FETCHED
+        finally:
+            self._ended(handle, end)
 
-    def _changed(self) -> None:
-        """Reports the open leases and sets the timer for the next one that expires."""
-        self._workload.set_open_leases(len(self._leases))
-        if self._sweep_timer is not None:
-            self._sweep_timer.cancel()
-            self._sweep_timer = None
-        expiry = self._leases.next_expiry()
-        if expiry is not None:
-            self._sweep_timer = asyncio.get_running_loop().call_at(expiry, self._sweep)
+    async def _end_of(self, handle: KvHandle, ending: _Ending) -> LeaseEnd:
+        while (left_s := self._leases.left_s(handle.handle_id, time.monotonic())) > 0:
+            await asyncio.wait([ending], timeout=min(left_s, RENEW_S))
+            if ending.done():
+                return ending.result()
+            if not await self._engine.renew(handle.descriptor, HOLD_S):
+                return LeaseEnd.FETCHED
+        return LeaseEnd.EXPIRED
 
-    def _sweep(self) -> None:
-        # The loop may call a moment early, by its clock's resolution; then the timer is set anew.
-        for lease in self._leases.expire(asyncio.get_running_loop().time()):
-            _log.warning("KV lease expired unfetched", handle_id=lease.handle_id)
-            self._release(lease)
-        self._changed()
+    def _ended(self, handle: KvHandle, end: LeaseEnd) -> None:
+        if end is LeaseEnd.EXPIRED:
+            _log.warning("KV lease expired unfetched", handle_id=handle.handle_id)
+        self._leases.end(handle.handle_id, end)
+        self._workload.leases_changed()
+
+
+def _set(ending: _Ending, end: LeaseEnd) -> None:
+    """The first end counts."""
+    if not ending.done():
+        ending.set_result(end)
 
 
 def _response(event: Admitted | Prefilled, handle: KvHandle | None) -> prefill_pb2.PrefillResponse:

@@ -37,6 +37,9 @@ _HOLDER = frozenset(
         ErrorReason.KV_REUSED,
         ErrorReason.KV_DIGEST_MISMATCH,
         ErrorReason.KV_INCOMPATIBLE,
+        ErrorReason.KV_ALTERED,
+        ErrorReason.KV_FOREIGN,
+        ErrorReason.KV_STALE_EPOCH,
     }
 )
 """Told by the decode side of a handle that the prefill worker should not have given."""

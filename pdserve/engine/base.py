@@ -134,8 +134,8 @@ class Engine(Protocol):
         """Holds blocks for `lease_s` seconds more, from now; False once they are free."""
         ...
 
-    async def release(self, descriptor: KvDescriptor) -> None:
-        """Frees blocks that `prefill` holds, if they still are; idempotent."""
+    async def release(self, descriptor: KvDescriptor) -> bool:
+        """Frees blocks that `prefill` holds; False where they are free, as after a fetch."""
         ...
 
     async def check(self) -> None:

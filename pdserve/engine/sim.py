@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
+from pdserve.engine import sim_holder
 from pdserve.engine.base import (
     Admitted,
     EngineInfo,
@@ -24,7 +25,6 @@ from pdserve.engine.base import (
     StepStats,
     Transfer,
 )
-from pdserve.engine.sim_held import HeldPrompts
 from pdserve.engine.sim_model import BLOCK_SIZE, Answer, PrefixCache, block_chain
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
@@ -66,7 +66,7 @@ class SimEngine:
         self._cache = PrefixCache(config.kv_capacity_tokens)
         self._waiting: deque[SimSequence] = deque()
         self._running: list[SimSequence] = []
-        self._held = HeldPrompts(clock, self._wake.set)
+        self._held = sim_holder.SimHolder(clock, config.side_channel, self._wake.set)
         self._used_tokens = 0
         self._fetching = 0
         self._prefix_queries = 0
@@ -76,6 +76,7 @@ class SimEngine:
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self, listener: StepListener) -> None:
+        await self._held.start()
         self._loop = asyncio.create_task(self._run(listener), name="sim engine")
 
     @property
@@ -119,21 +120,23 @@ class SimEngine:
     ) -> AsyncGenerator[Admitted | Prefilled]:
         sequence = SimSequence(request, None, self._clock.now())
         num_tokens = len(request.token_ids)
-        early = transport == GrpcDescriptor.transport
+        descriptor: SimDescriptor | None = None
+        held = False
         try:
             self._enqueue(sequence)
-            descriptor = SimDescriptor(
-                num_tokens * self._config.kv_bytes_per_token,
-                transport,
-                self._unread_tokens() * self._config.prefill_token_s if early else 0.0,
-            )
-            yield Admitted(descriptor if early else None)
+            num_bytes = num_tokens * self._config.kv_bytes_per_token
+            descriptor = self._held.admit(num_bytes, transport)
+            yield Admitted(descriptor if transport == GrpcDescriptor.transport else None)
             await sequence.next()
+            self._drop(sequence)
+            self._held.hold(descriptor, num_tokens, lease_s)
+            held = True
         except DecodeError as error:
             raise PrefillError(ErrorReason.PREFILL_FAILED, error.message) from None
         finally:
             self._drop(sequence)
-        self._held.add(descriptor, num_tokens, lease_s)
+            if descriptor is not None and not held:
+                self._held.release(descriptor)
         yield Prefilled(
             descriptor,
             sequence.cached_tokens,
@@ -142,10 +145,10 @@ class SimEngine:
         )
 
     async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
-        return self._held.renew(descriptor, lease_s)
+        return isinstance(descriptor, SimDescriptor) and self._held.renew(descriptor, lease_s)
 
-    async def release(self, descriptor: KvDescriptor) -> None:
-        self._held.release(descriptor)
+    async def release(self, descriptor: KvDescriptor) -> bool:
+        return isinstance(descriptor, SimDescriptor) and self._held.release(descriptor)
 
     async def check(self) -> None:
         if self._dead is not None:
@@ -153,7 +156,7 @@ class SimEngine:
 
     async def close(self) -> None:
         self.fail("the engine was closed")
-        self._held.release_all()
+        await self._held.close()
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
@@ -182,22 +185,17 @@ class SimEngine:
         if not isinstance(kv, SimDescriptor):
             raise DecodeError(ErrorReason.KV_TRANSFER_FAILED, "not a simulated hand-off")
         num_tokens = len(sequence.request.token_ids)
-        if kv.reading_s:
+        if kv.transport == GrpcDescriptor.transport:
             # Blocks came as they were read: what is left then are those of the last chunk.
             num_tokens = min(num_tokens, self._config.chunk_tokens)
-        seconds = kv.reading_s + self._config.transfer_token_s * num_tokens
+        seconds = self._config.transfer_token_s * num_tokens
         self._fetching += 1
         try:
-            await self._clock.sleep(seconds)
+            await sim_holder.fetch(kv, lambda: self._clock.sleep(seconds))
         finally:
             self._fetching -= 1
         self._transfers.append(Transfer(kv.transport, kv.num_bytes, seconds))
         sequence.computed = len(sequence.request.token_ids)
-
-    def _unread_tokens(self) -> int:
-        """Of all sequences that run or wait."""
-        unread = (each.num_tokens - each.computed for each in (*self._running, *self._waiting))
-        return sum(unread)
 
     def _drop(self, sequence: SimSequence) -> None:
         """Forgets a sequence, wherever it is; a step under way leaves it out."""

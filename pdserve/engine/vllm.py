@@ -129,10 +129,12 @@ class VllmEngine:
         await self._notify("renew", nixl.renew_params(descriptor.request_id, lease_s))
         return True
 
-    async def release(self, descriptor: KvDescriptor) -> None:
-        if isinstance(descriptor, NixlDescriptor):
-            self._held.discard(descriptor.request_id)
-            await self._release(descriptor.request_id)
+    async def release(self, descriptor: KvDescriptor) -> bool:
+        if not isinstance(descriptor, NixlDescriptor) or descriptor.request_id not in self._held:
+            return False
+        self._held.remove(descriptor.request_id)
+        await self._release(descriptor.request_id)
+        return True
 
     async def check(self) -> None:
         if self._process is None or not self._process.alive:

@@ -73,11 +73,17 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_KV_DIGEST_MISMATCH: _ErrorReason.ValueType  # 42
     """The handle's token digest or count is not that of the request."""
     ERROR_REASON_KV_INCOMPATIBLE: _ErrorReason.ValueType  # 43
-    """The fingerprints of the two pools differ, or the handle comes from a
-    worker process that no longer runs.
+    """The fingerprints of the two pools differ, or the decode worker lacks the
+    handle's transport.
     """
     ERROR_REASON_KV_TRANSFER_FAILED: _ErrorReason.ValueType  # 44
-    """The KV blocks could not be fetched completely."""
+    """The KV blocks could not be fetched completely, or not intact."""
+    ERROR_REASON_KV_ALTERED: _ErrorReason.ValueType  # 45
+    """The handle is not as it was sealed, or was sealed with another fleet's key."""
+    ERROR_REASON_KV_FOREIGN: _ErrorReason.ValueType  # 46
+    """The worker that the handle names never gave it out."""
+    ERROR_REASON_KV_STALE_EPOCH: _ErrorReason.ValueType  # 47
+    """The worker that gave the handle out has been restarted since."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """A fault of pdserve itself."""
 
@@ -140,11 +146,17 @@ ERROR_REASON_KV_REUSED: ErrorReason.ValueType  # 41
 ERROR_REASON_KV_DIGEST_MISMATCH: ErrorReason.ValueType  # 42
 """The handle's token digest or count is not that of the request."""
 ERROR_REASON_KV_INCOMPATIBLE: ErrorReason.ValueType  # 43
-"""The fingerprints of the two pools differ, or the handle comes from a
-worker process that no longer runs.
+"""The fingerprints of the two pools differ, or the decode worker lacks the
+handle's transport.
 """
 ERROR_REASON_KV_TRANSFER_FAILED: ErrorReason.ValueType  # 44
-"""The KV blocks could not be fetched completely."""
+"""The KV blocks could not be fetched completely, or not intact."""
+ERROR_REASON_KV_ALTERED: ErrorReason.ValueType  # 45
+"""The handle is not as it was sealed, or was sealed with another fleet's key."""
+ERROR_REASON_KV_FOREIGN: ErrorReason.ValueType  # 46
+"""The worker that the handle names never gave it out."""
+ERROR_REASON_KV_STALE_EPOCH: ErrorReason.ValueType  # 47
+"""The worker that gave the handle out has been restarted since."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault of pdserve itself."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

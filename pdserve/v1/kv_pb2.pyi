@@ -97,8 +97,8 @@ class KvHandle(_message.Message):
     num_tokens: _builtins.int
     """Number of prompt tokens that the blocks cover."""
     seal: _builtins.bytes
-    """BLAKE3 over the deterministic serialisation of everything above, keyed with
-    the fleet's key where there is one: what was altered is refused.
+    """BLAKE3 over all other fields, with a key derived from the fleet's own where
+    there is one (pdserve/handle.py). A handle that was altered is refused.
     """
     @_builtins.property
     def fingerprint(self) -> Global___Fingerprint:
@@ -259,25 +259,35 @@ class SimDescriptor(_message.Message):
 
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
-    READING_SECONDS_FIELD_NUMBER: _builtins.int
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     """Bytes that the simulated transfer counts."""
     transport: _builtins.str
     """The transport that is simulated: "nixl" or "grpc"."""
-    reading_seconds: _builtins.float
-    """Seconds from admission after which the last block is expected to be read;
-    0 where the handle is given out only then.
-    """
+    transfer_id: _builtins.str
+    """Unique; the holder keeps the prompt under this name."""
+    epoch: _builtins.str
+    """The engine that holds it: random at each start."""
+    host: _builtins.str
+    """Address of the holder."""
+    port: _builtins.int
+    """TCP port of the holder."""
     def __init__(
         self,
         *,
         num_bytes: _builtins.int = ...,
         transport: _builtins.str = ...,
-        reading_seconds: _builtins.float = ...,
+        transfer_id: _builtins.str = ...,
+        epoch: _builtins.str = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "reading_seconds", b"reading_seconds", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host", b"host", "num_bytes", b"num_bytes", "port", b"port", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,7 +44,9 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
-        """How long finished blocks are held. Default: the worker's own."""
+        """The longest that the blocks are held after they were read. Default: the
+        worker's own.
+        """
 
     def __init__(
         self,
@@ -158,47 +160,3 @@ class PrefillFinished(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillFinished: _TypeAlias = PrefillFinished  # noqa: Y015
-
-@_typing.final
-class ReleaseRequest(_message.Message):
-    """Names the handle whose lease ends."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HANDLE_ID_FIELD_NUMBER: _builtins.int
-    handle_id: _builtins.str
-    """KvHandle.handle_id."""
-    def __init__(
-        self,
-        *,
-        handle_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle_id", b"handle_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
-
-@_typing.final
-class ReleaseResponse(_message.Message):
-    """The lease is ended."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WAS_OPEN_FIELD_NUMBER: _builtins.int
-    was_open: _builtins.bool
-    """Whether it was still open."""
-    def __init__(
-        self,
-        *,
-        was_open: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_open", b"was_open"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015

@@ -40,11 +40,6 @@ class PrefillServiceStub:
                 request_serializer=pdserve_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
-        self.Release = channel.unary_unary(
-                '/pdserve.v1.PrefillService/Release',
-                request_serializer=pdserve_dot_v1_dot_prefill__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=pdserve_dot_v1_dot_prefill__pb2.ReleaseResponse.FromString,
-                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -52,16 +47,10 @@ class PrefillServiceServicer:
     """
 
     def Prefill(self, request, context):
-        """Reads one prompt. Events: admitted, then finished. Cancelling the call
-        stops the work and frees the blocks.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Release(self, request, context):
-        """Ends a lease: frees the blocks unless they were fetched already. Unknown
-        and ended handles are no error.
+        """Reads one prompt and holds its blocks for as long as the call is open.
+        Events: admitted, then finished; the call stays open after them, until the
+        blocks were fetched or the lease expired. Ending it sooner, in whatever
+        way, stops the work and frees the blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,11 +63,6 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=pdserve_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
-            ),
-            'Release': grpc.unary_unary_rpc_method_handler(
-                    servicer.Release,
-                    request_deserializer=pdserve_dot_v1_dot_prefill__pb2.ReleaseRequest.FromString,
-                    response_serializer=pdserve_dot_v1_dot_prefill__pb2.ReleaseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -109,33 +93,6 @@ class PrefillService:
             '/pdserve.v1.PrefillService/Prefill',
             pdserve_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             pdserve_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Release(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pdserve.v1.PrefillService/Release',
-            pdserve_dot_v1_dot_prefill__pb2.ReleaseRequest.SerializeToString,
-            pdserve_dot_v1_dot_prefill__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,12 +34,10 @@ class PrefillServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillServiceAsyncStub: ...
     Prefill: _grpc.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]
-    """Reads one prompt. Events: admitted, then finished. Cancelling the call
-    stops the work and frees the blocks.
-    """
-    Release: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseRequest, _prefill_pb2.ReleaseResponse]
-    """Ends a lease: frees the blocks unless they were fetched already. Unknown
-    and ended handles are no error.
+    """Reads one prompt and holds its blocks for as long as the call is open.
+    Events: admitted, then finished; the call stays open after them, until the
+    blocks were fetched or the lease expired. Ending it sooner, in whatever
+    way, stops the work and frees the blocks.
     """
 
 @_typing.type_check_only
@@ -48,12 +46,10 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]  # type: ignore[assignment]
-    """Reads one prompt. Events: admitted, then finished. Cancelling the call
-    stops the work and frees the blocks.
-    """
-    Release: _aio.UnaryUnaryMultiCallable[_prefill_pb2.ReleaseRequest, _prefill_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Ends a lease: frees the blocks unless they were fetched already. Unknown
-    and ended handles are no error.
+    """Reads one prompt and holds its blocks for as long as the call is open.
+    Events: admitted, then finished; the call stays open after them, until the
+    blocks were fetched or the lease expired. Ending it sooner, in whatever
+    way, stops the work and frees the blocks.
     """
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -65,18 +61,10 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PrefillResponse], _abc.AsyncIterator[_prefill_pb2.PrefillResponse]]:
-        """Reads one prompt. Events: admitted, then finished. Cancelling the call
-        stops the work and frees the blocks.
-        """
-
-    @_abc_1.abstractmethod
-    def Release(
-        self,
-        request: _prefill_pb2.ReleaseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_prefill_pb2.ReleaseResponse, _abc.Awaitable[_prefill_pb2.ReleaseResponse]]:
-        """Ends a lease: frees the blocks unless they were fetched already. Unknown
-        and ended handles are no error.
+        """Reads one prompt and holds its blocks for as long as the call is open.
+        Events: admitted, then finished; the call stays open after them, until the
+        blocks were fetched or the lease expired. Ending it sooner, in whatever
+        way, stops the work and frees the blocks.
         """
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -155,6 +155,8 @@ class WatchLoadResponse(_message.Message):
     OPEN_LEASES_FIELD_NUMBER: _builtins.int
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    LEASE_TOKENS_FIELD_NUMBER: _builtins.int
+    OLDEST_LEASE_AGE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that run in the engine."""
     waiting: _builtins.int
@@ -162,11 +164,17 @@ class WatchLoadResponse(_message.Message):
     kv_usage: _builtins.float
     """Part of the KV cache in use, 0 to 1."""
     open_leases: _builtins.int
-    """Handles that are neither fetched nor released nor expired."""
+    """Handles whose blocks it holds."""
     reserved_tokens: _builtins.int
     """Tokens reserved for sequences, begun or not."""
     draining: _builtins.bool
     """Whether it takes no new work."""
+    lease_tokens: _builtins.int
+    """Prompt tokens in the blocks that it holds for open leases."""
+    @_builtins.property
+    def oldest_lease_age(self) -> _duration_pb2.Duration:
+        """Age of the oldest open lease."""
+
     def __init__(
         self,
         *,
@@ -176,10 +184,12 @@ class WatchLoadResponse(_message.Message):
         open_leases: _builtins.int = ...,
         reserved_tokens: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        lease_tokens: _builtins.int = ...,
+        oldest_lease_age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_lease_age", b"oldest_lease_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_usage", b"kv_usage", "open_leases", b"open_leases", "reserved_tokens", b"reserved_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_usage", b"kv_usage", "lease_tokens", b"lease_tokens", "oldest_lease_age", b"oldest_lease_age", "open_leases", b"open_leases", "reserved_tokens", b"reserved_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

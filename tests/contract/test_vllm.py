@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from transformers import AutoTokenizer
 
-from coordinator.worker_client import GrpcWorkerClient
+from coordinator.worker_client import GrpcWorkerClient, PrefillCall
 from pdserve import models
 from pdserve.engine.base import (
     Admitted,
@@ -41,7 +41,7 @@ class RemotePrefill:
         self._info: WorkerInfo | None = None
         self._load = Load()
         self._news = asyncio.Event()
-        self._handles: dict[KvDescriptor, str] = {}
+        self._calls: dict[KvDescriptor, PrefillCall] = {}
 
     async def start(self, listener: StepListener) -> None:
         """The worker runs already; `listener` hears nothing."""
@@ -88,19 +88,25 @@ class RemotePrefill:
     async def prefill(
         self, request: EngineRequest, lease_s: float, transport: str
     ) -> AsyncGenerator[Admitted | Prefilled]:
-        yield Admitted(None)
-        result = await self._client.prefill(request, transport)
-        self._handles[result.handle.descriptor] = result.handle.handle_id
+        call = self._client.prefill(request, transport)
+        early = await call.admitted()
+        yield Admitted(None if early is None else early.descriptor)
+        result = await call.finished()
+        self._calls[result.handle.descriptor] = call
         yield Prefilled(
             result.handle.descriptor, result.cached_tokens, result.queue_s, result.prefill_s
         )
 
     async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
         """No call of the worker's service."""
-        return descriptor in self._handles
+        return descriptor in self._calls
 
-    async def release(self, descriptor: KvDescriptor) -> None:
-        await self._client.release(self._handles[descriptor])
+    async def release(self, descriptor: KvDescriptor) -> bool:
+        call = self._calls.pop(descriptor, None)
+        if call is None:
+            return False
+        call.end()
+        return True
 
     async def check(self) -> None:
         await self._client.info()

@@ -28,6 +28,7 @@ from tests.support.asking import (
     prefill,
 )
 from tests.support.sim_fleet import (
+    FAST,
     MODEL,
     WITHIN_S,
     SimFleet,
@@ -40,8 +41,12 @@ async def in_prefill(fleet: SimFleet, worker_id: str = "p") -> None:
     await fleet.workers[worker_id].until(lambda load: load.running > 0)
 
 
-async def test_a_prefill_worker_killed_in_mid_prefill_costs_a_detour() -> None:
-    async with sim_fleet(prefill(sim=SLOW_READER), decode()) as fleet:
+by_each_transport = pytest.mark.parametrize("transport", ["nixl", "grpc"])
+
+
+@by_each_transport
+async def test_a_prefill_worker_killed_in_mid_prefill_costs_a_detour(transport: str) -> None:
+    async with sim_fleet(prefill(sim=SLOW_READER), decode(), transport=transport) as fleet:
         expected = await http_whole(fleet.coordinator, LONG_TEXT, Mode.COLOCATED)
         asking = asyncio.create_task(http_whole(fleet.coordinator, LONG_TEXT, Mode.DISAGGREGATED))
         await in_prefill(fleet)
@@ -143,6 +148,53 @@ async def test_a_worker_that_comes_back_is_proven_and_used_again() -> None:
             assert answer.mode == "disaggregated"
 
 
+# The KV on its way.
+
+SLOW_TRANSFER = FAST.model_copy(update={"transfer_token_s": 0.004})
+"""A second and more for TEXT * 2."""
+
+
+async def in_transfer(fleet: SimFleet) -> None:
+    decoding = fleet.workers["d"].workload
+    await fleet.workers["p"].until(lambda load: load.lease_tokens > 0 and decoding.unfinished > 0)
+
+
+@by_each_transport
+async def test_a_prefill_worker_killed_in_mid_transfer_costs_a_detour(transport: str) -> None:
+    async with sim_fleet(prefill(), decode(sim=SLOW_TRANSFER), transport=transport) as fleet:
+        asking = asyncio.create_task(http_whole(fleet.coordinator, TEXT * 2, Mode.DISAGGREGATED))
+        await in_transfer(fleet)
+        await fleet.workers["p"].kill()
+        answer = await asking
+        assert answer.mode == "colocated"
+        assert answer.reason == (
+            "disaggregated: asked for by the request; fell back to colocated: "
+            "the holder of the KV blocks was lost"
+        )
+
+
+@by_each_transport
+async def test_a_client_that_leaves_in_mid_transfer_frees_the_fleet(transport: str) -> None:
+    async with sim_fleet(prefill(), decode(sim=SLOW_TRANSFER), transport=transport) as fleet:
+        asking = asyncio.create_task(http_whole(fleet.coordinator, TEXT * 2, Mode.DISAGGREGATED))
+        await in_transfer(fleet)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await fleet.until_idle()
+        assert fleet.workers["p"].metric("kv_leases_total", end="released") == 1
+
+
+@by_each_transport
+async def test_blocks_are_held_until_they_are_fetched_and_no_longer(transport: str) -> None:
+    async with sim_fleet(prefill(), decode(), transport=transport) as fleet:
+        await fleet.until_idle()  # the probe's lease too
+        before = fleet.workers["p"].metric("kv_leases_total", end="fetched")
+        for _ in range(3):
+            await http_whole(fleet.coordinator, TEXT, Mode.DISAGGREGATED)
+        await fleet.until_idle()
+        assert fleet.workers["p"].metric("kv_leases_total", end="fetched") == before + 3
+
+
 # Clients that leave.
 
 
@@ -158,8 +210,9 @@ async def test_an_http_client_that_leaves_in_mid_stream_frees_the_fleet(mode: st
         assert fleet.coordinator.metric("requests_total", outcome="cancelled") == 1
 
 
-async def test_an_http_client_that_leaves_in_mid_prefill_frees_the_fleet() -> None:
-    async with sim_fleet(prefill(sim=SLOW_READER), decode()) as fleet:
+@by_each_transport
+async def test_an_http_client_that_leaves_in_mid_prefill_frees_the_fleet(transport: str) -> None:
+    async with sim_fleet(prefill(sim=SLOW_READER), decode(), transport=transport) as fleet:
         asking = asyncio.create_task(http_whole(fleet.coordinator, LONG_TEXT, Mode.DISAGGREGATED))
         await in_prefill(fleet)
         asking.cancel()

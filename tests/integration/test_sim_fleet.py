@@ -75,6 +75,20 @@ async def test_a_hand_off_moves_bytes_and_a_colocated_answer_does_not() -> None:
         assert moved() - before == len(TEXT) * FAST.kv_bytes_per_token
 
 
+async def test_over_grpc_the_transfer_overlaps_the_prefill() -> None:
+    """By the decode worker's own times: it waits while the prompt is read, and little after."""
+    slow = FAST.model_copy(update={"prefill_token_s": 0.002, "transfer_token_s": 0.001})
+    waits = {}
+    for transport in ("nixl", "grpc"):
+        async with sim_fleet(prefill(sim=slow), decode(sim=slow), transport=transport) as fleet:
+            await http_whole(fleet.coordinator, TEXT * 10, Mode.DISAGGREGATED)
+            phases = fleet.coordinator.registry.get_sample_value
+            waits[transport] = phases(
+                "pdserve_phase_seconds_sum", {"mode": "disaggregated", "phase": "decode_queue"}
+            )
+    assert waits["grpc"] < 0.6 * waits["nixl"]
+
+
 async def test_what_the_prefix_cache_of_the_prefill_worker_saved_is_told() -> None:
     async with sim_fleet(prefill(), decode()) as fleet:
         usages = []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from coordinator.worker_client import GrpcSession, GrpcWorkerClient
+from coordinator.worker_client import GrpcSession, GrpcWorkerClient, PrefillCall
 from pdserve.config import SimConfig
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Delta, EngineRequest, FinishReason, Role, SamplingParams
@@ -84,44 +84,90 @@ async def test_a_worker_says_who_it_is_and_how_busy(client: GrpcWorkerClient) ->
     assert not load.draining
 
 
-async def test_a_prompt_is_read_and_handed_over(client: GrpcWorkerClient) -> None:
+@asynccontextmanager
+async def prefill(
+    client: GrpcWorkerClient, asked: EngineRequest, transport: str = "nixl"
+) -> AsyncIterator[PrefillCall]:
+    call = client.prefill(asked, transport)
+    try:
+        yield call
+    finally:
+        call.end()
+
+
+async def refusal_of(call: PrefillCall) -> ErrorReason:
+    with pytest.raises(PrefillError) as failure:
+        await call.admitted()
+        await call.finished()
+    return failure.value.reason
+
+
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+async def test_a_prompt_is_read_and_handed_over(client: GrpcWorkerClient, transport: str) -> None:
     async with session(client) as opened:
         alone = await whole(opened, request())
-        result = await client.prefill(request(), "nixl")
-        assert result.handle.num_tokens == 80
-        handed_over = await whole(opened, request(), result.handle)
+        async with prefill(client, request(), transport) as call:
+            early = await call.admitted()
+            result = await call.finished()
+            assert early == (result.handle if transport == "grpc" else None)
+            assert result.handle.num_tokens == 80
+            handed_over = await whole(opened, request(), result.handle)
         assert tokens(handed_over) == tokens(alone)
         assert handed_over[0].timings is not None
         assert handed_over[-1].finish_reason is FinishReason.LENGTH
-        await client.release(result.handle.handle_id)
 
 
-async def test_a_lease_that_nobody_needs_is_ended() -> None:
+async def test_over_grpc_a_sequence_may_begin_before_its_prompt_is_read() -> None:
+    async with started(SLOW) as (_, client), session(client) as opened:
+        alone = await whole(opened, request())
+        async with prefill(client, request(), "grpc") as call:
+            early = await call.admitted()
+            sequence = opened.open()
+            opened.start(sequence, request(), early)
+            first = await sequence.next()
+            await call.finished()
+            assert first.token_ids[0] == tokens(alone)[0]
+            opened.abort(sequence)
+
+
+async def test_a_lease_ends_with_its_call() -> None:
     async with started() as (worker, client):
-        result = await client.prefill(request(), "nixl")
+        call = client.prefill(request(), "nixl")
+        await call.admitted()
+        await call.finished()
         assert worker.workload.load.open_leases == 1
         for _ in range(2):
-            await client.release(result.handle.handle_id)
-        assert worker.workload.load.open_leases == 0
+            call.end()
+        await worker.until_idle()
 
 
-async def test_a_handle_that_comes_too_late_is_given_back() -> None:
+async def test_a_call_may_end_in_any_turn_of_the_event_loop() -> None:
+    """Also while its events are on their way, or there and not read."""
     async with started() as (worker, client):
         for steps in range(30):
-            reading = asyncio.create_task(client.prefill(request(), "nixl"))
-            await worker.until(lambda load: load.open_leases > 0)
+            call = client.prefill(request(), "nixl")
+
+            async def read(call: PrefillCall = call) -> None:
+                await call.admitted()
+                await call.finished()
+
+            reading = asyncio.create_task(read())
             for _ in range(steps):
                 await asyncio.sleep(0)
-            time.sleep(0.005)  # noqa: ASYNC251  (the answer arrives, but is not read)
+            if steps % 2:
+                time.sleep(0.005)  # noqa: ASYNC251  (the answer arrives, but is not read)
             reading.cancel()
-            (result,) = await asyncio.gather(reading, return_exceptions=True)
-            if not isinstance(result, BaseException):
-                await client.release(result.handle.handle_id)
+            await asyncio.wait([reading])
+            call.end()
+            async with asyncio.timeout(1):
+                await worker.until_idle()
 
 
 async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:
     async with started(SLOW) as (worker, client):
-        reading = asyncio.create_task(client.prefill(request(5000), "nixl"))
+        call = client.prefill(request(5000), "nixl")
+        await call.admitted()
+        reading = asyncio.create_task(call.finished())
         await worker.until(lambda load: load.running > 0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -131,9 +177,8 @@ async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:
 
 
 async def test_what_a_prefill_worker_refuses_keeps_its_reason(client: GrpcWorkerClient) -> None:
-    with pytest.raises(PrefillError) as refusal:
-        await client.prefill(request(FAST.context_length), "nixl")
-    assert refusal.value.reason is ErrorReason.CONTEXT_LENGTH_EXCEEDED
+    call = client.prefill(request(FAST.context_length), "nixl")
+    assert await refusal_of(call) is ErrorReason.CONTEXT_LENGTH_EXCEEDED
 
 
 async def test_room_is_granted_or_refused_with_a_reason(client: GrpcWorkerClient) -> None:
@@ -228,19 +273,17 @@ async def test_a_lost_worker_ends_its_load_reports() -> None:
 
 async def test_a_lost_worker_fails_its_prefills() -> None:
     async with started(SLOW) as (worker, client):
-        reading = asyncio.create_task(client.prefill(request(5000), "nixl"))
+        failing = asyncio.create_task(refusal_of(client.prefill(request(5000), "nixl")))
         await worker.until(lambda load: load.running > 0)
         await worker.kill()
-        with pytest.raises(PrefillError) as lost:
-            await reading
-        assert lost.value.reason is ErrorReason.PREFILL_FAILED
+        assert await failing is ErrorReason.PREFILL_FAILED
 
 
-async def test_a_worker_that_is_gone_holds_nothing() -> None:
+async def test_a_worker_that_is_gone_is_told() -> None:
     async with started() as (worker, client):
         await client.info()
         await worker.kill()
-        await client.release("any")
+        assert await refusal_of(client.prefill(request(), "nixl")) is ErrorReason.PREFILL_FAILED
         with pytest.raises(DecodeError) as lost:
             await client.info()
         assert worker.address not in lost.value.message
@@ -259,20 +302,23 @@ class StrangePrefillService(PrefillServiceServicer):
         for response in self._responses:
             yield response
 
-    async def Release(self, request: Any, context: Any) -> prefill_pb2.ReleaseResponse:
-        return prefill_pb2.ReleaseResponse()
+
+ADMITTED = prefill_pb2.PrefillResponse(admitted=prefill_pb2.PrefillAdmitted())
 
 
 @pytest.mark.parametrize(
     ("responses", "reason"),
     [
+        ([], ErrorReason.PREFILL_FAILED),
         ([prefill_pb2.PrefillResponse()], ErrorReason.PREFILL_FAILED),
+        ([ADMITTED], ErrorReason.PREFILL_FAILED),
+        ([ADMITTED, ADMITTED], ErrorReason.PREFILL_FAILED),
         (
-            [prefill_pb2.PrefillResponse(finished=prefill_pb2.PrefillFinished())],
+            [ADMITTED, prefill_pb2.PrefillResponse(finished=prefill_pb2.PrefillFinished())],
             ErrorReason.KV_INCOMPATIBLE,
         ),
     ],
-    ids=["no handle", "a handle without a transport that is known"],
+    ids=["nothing", "no event", "no end", "no handle", "a handle without a known transport"],
 )
 async def test_what_a_prefill_worker_says_is_not_trusted(
     responses: list[prefill_pb2.PrefillResponse], reason: ErrorReason
@@ -281,7 +327,5 @@ async def test_what_a_prefill_worker_says_is_not_trusted(
     descriptor = prefill_pb2.DESCRIPTOR
     async with serve((add_PrefillServiceServicer_to_server, service, descriptor)) as server:
         client = GrpcWorkerClient(server.address, None)
-        with pytest.raises(PrefillError) as failure:
-            await client.prefill(request(), "nixl")
-        assert failure.value.reason is reason
+        assert await refusal_of(client.prefill(request(), "nixl")) is reason
         await client.close()

@@ -127,6 +127,10 @@ class FakeWorker:
         self._load = Load()
         self._info = replace(self._info, epoch=str(int(self._info.epoch) + 1))
 
+    @property
+    def epoch(self) -> str:
+        return self._info.epoch
+
     # WorkerClient
 
     async def info(self) -> WorkerInfo:
@@ -148,35 +152,22 @@ class FakeWorker:
             self._watchers.discard(news)
         raise _lost()
 
-    async def prefill(self, request: EngineRequest, transport: str) -> PrefillResult:
+    def prefill(self, request: EngineRequest, transport: str) -> FakePrefillCall:
         self.served.append(("prefill", request.request_id))
         self.transports.append(transport)
         self.requests.append(request)
-        epoch = self._info.epoch
-        self.prefilling += 1
-        try:
-            await _play(_next(self.prefills))
-            if not self.up:
-                raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker died")
-        finally:
-            self.prefilling -= 1
         self._handles += 1
         handle = KvHandle(
             handle_id=f"{self.worker_id}-{self._handles}",
             worker_id=self.worker_id,
-            epoch=epoch,
+            epoch=self._info.epoch,
             fingerprint=self._info.fingerprint,
             digest=digest(request.token_ids, request.cache_salt),
             num_tokens=len(request.token_ids),
-            lease_expiry=2e9,
-            descriptor=SimDescriptor(1, transport),
+            lease_expiry_ns=2 * 10**18,
+            descriptor=SimDescriptor(1, transport, "t", "e", "h", 1),
         )
-        if epoch == self._info.epoch:
-            self.leases.add(handle.handle_id)
-        return PrefillResult(handle, CACHED_AT_PREFILL, queue_s=0.0, prefill_s=PREFILL_S)
-
-    async def release(self, handle_id: str) -> None:
-        self.leases.discard(handle_id)
+        return FakePrefillCall(self, handle, _next(self.prefills))
 
     def open_session(self) -> FakeSession:
         session = FakeSession(self)
@@ -198,6 +189,51 @@ class FakeWorker:
 
     def _left(self, session: FakeSession) -> None:
         self._sessions.discard(session)
+
+
+class FakePrefillCall:
+    """A `PrefillCall`. As on a real worker, the reading goes on until it is done or the call is
+    ended; the lease lasts as long as the call."""
+
+    def __init__(self, worker: FakeWorker, handle: KvHandle, script: Script) -> None:
+        self._worker = worker
+        self._handle = handle
+        self._early = handle.descriptor.transport == "grpc"
+        self._reading = asyncio.create_task(self._read(script))
+        # A call may be ended before anybody has heard of its failure.
+        self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def admitted(self) -> KvHandle | None:
+        await asyncio.sleep(0)
+        if not self._worker.up:
+            raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker is away")
+        return self._handle if self._early else None
+
+    async def finished(self) -> PrefillResult:
+        try:
+            await asyncio.shield(self._reading)
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        return PrefillResult(self._handle, CACHED_AT_PREFILL, queue_s=0.0, prefill_s=PREFILL_S)
+
+    def end(self) -> None:
+        self._reading.cancel()
+        self._worker.leases.discard(self._handle.handle_id)
+
+    async def _read(self, script: Script) -> None:
+        worker = self._worker
+        if self._early:
+            worker.leases.add(self._handle.handle_id)
+        worker.prefilling += 1
+        try:
+            await _play(script)
+        finally:
+            worker.prefilling -= 1
+        if not worker.up:
+            raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker died")
+        if worker.epoch == self._handle.epoch:
+            worker.leases.add(self._handle.handle_id)
 
 
 class FakeSession:

@@ -34,6 +34,7 @@ from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Experiment, Listen, ModelConfig, SimConfig
 from pdserve.engine.base import StepStats
 from pdserve.engine.sim import SimEngine
+from pdserve.handle import seal_key
 from pdserve.metrics import WorkerMetrics
 from pdserve.server import GrpcServer
 from pdserve.types import Load, Role
@@ -77,6 +78,8 @@ class SimFleetWorker:
         engine = self._engine = SimEngine(self._sim, "sim-test", RealClock())
         identity = WorkerIdentity(self.worker_id, uuid4().hex, self._roles, MODEL)
 
+        metrics.watch(workload, identity, "sim")
+
         def on_step(stats: StepStats) -> None:
             workload.step(stats)
             metrics.step(stats)
@@ -88,11 +91,11 @@ class SimFleetWorker:
             worker_pb2.DESCRIPTOR,
         )
         if Role.PREFILL in self._roles:
-            prefill = PrefillService(identity, engine, workload, 30.0, time.time)
+            prefill = PrefillService(identity, engine, workload, 30.0, time.time, seal_key(None))
             server.add(add_PrefillServiceServicer_to_server, prefill, prefill_pb2.DESCRIPTOR)
             self._life.push_async_callback(prefill.close)
         if Role.DECODE in self._roles:
-            decode = DecodeService(engine, workload, time.time)
+            decode = DecodeService(engine, workload, time.time, seal_key(None))
             server.add(add_DecodeServiceServicer_to_server, decode, decode_pb2.DESCRIPTOR)
         self._life.push_async_callback(engine.close)
         self.address = server.address

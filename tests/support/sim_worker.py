@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from grpc.aio import UnaryStreamCall
 
 from decode_svc.service import DecodeService
 from pdserve import convert
@@ -15,6 +16,7 @@ from pdserve.channel import channel
 from pdserve.clock import RealClock
 from pdserve.config import SimConfig
 from pdserve.engine.sim import SimEngine
+from pdserve.handle import seal_key
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -35,6 +37,7 @@ from tests.support.grpc_servers import serve
 
 FAST = SimConfig(decode_step_s=0.001, prefill_token_s=0.0, transfer_token_s=0.0)
 REVISION = "sim-test"
+SEAL_KEY = seal_key("the key of the fleet")
 
 
 def request(
@@ -49,12 +52,15 @@ def request(
 class SimWorker:
     """`outcomes` lists how sequences ended, in order."""
 
+    address: str
     engine: SimEngine
     workload: Workload
     prefill: PrefillService
     decode: DecodeService
     channel: grpc.aio.Channel
     outcomes: list[tuple[Role, str]]
+    claims: list[Claim] = field(default_factory=list)
+    """Of `prefill`: a call of which nobody keeps hold ends, and its lease with it."""
 
 
 @asynccontextmanager
@@ -67,8 +73,8 @@ async def sim_worker(
     engine = SimEngine(config, revision, RealClock())
     await engine.start(workload.step)
     identity = WorkerIdentity("worker-1", "epoch-1", frozenset(Role), "tiny")
-    prefill = PrefillService(identity, engine, workload, 30.0, time.time)
-    decode = DecodeService(engine, workload, time.time)
+    prefill = PrefillService(identity, engine, workload, 30.0, time.time, SEAL_KEY)
+    decode = DecodeService(engine, workload, time.time, SEAL_KEY)
     worker = WorkerService(identity, engine, workload, RealClock())
     async with (
         serve(
@@ -78,23 +84,40 @@ async def sim_worker(
         ) as server,
         channel(server.address) as opened,
     ):
-        yield SimWorker(engine, workload, prefill, decode, opened, outcomes)
+        yield SimWorker(server.address, engine, workload, prefill, decode, opened, outcomes)
         await prefill.close()
     await workload.ended()
     await engine.close()
     assert engine.load.kv_usage == 0
 
 
+@dataclass
+class Claim:
+    """A prompt that was read, and the open call that its lease hangs on."""
+
+    result: PrefillResult
+    call: UnaryStreamCall[prefill_pb2.PrefillRequest, prefill_pb2.PrefillResponse]
+
+    @property
+    def handle(self) -> KvHandle:
+        return self.result.handle
+
+
 async def prefill(
-    worker: SimWorker, asked: EngineRequest, transport: str = "nixl"
-) -> PrefillResult:
+    worker: SimWorker, asked: EngineRequest, transport: str = "nixl", lease_s: float | None = None
+) -> Claim:
     """Reads a prompt and gives the claim on its KV."""
     message = convert.prefill_request_to_proto(asked, transport)
-    events = [event async for event in PrefillServiceStub(worker.channel).Prefill(message)]
+    if lease_s is not None:
+        message.lease.CopyFrom(convert.duration(lease_s))
+    call = PrefillServiceStub(worker.channel).Prefill(message)
+    events = [await call.read(), await call.read()]
     assert [event.WhichOneof("event") for event in events] == ["admitted", "finished"]
     if events[0].admitted.HasField("handle"):
         assert events[0].admitted.handle == events[1].finished.handle
-    return convert.prefill_result_from_proto(events[-1].finished)
+    claim = Claim(convert.prefill_result_from_proto(events[-1].finished), call)
+    worker.claims.append(claim)
+    return claim
 
 
 @dataclass

@@ -65,18 +65,27 @@ POINTS: dict[str, tuple[Callable[[Held], Awaitable[None]], Mode]] = {
     "in the stream": (Held.streaming, Mode.COLOCATED),
     "in the stream, handed over": (Held.streaming, Mode.DISAGGREGATED),
 }
-at_every_point = pytest.mark.parametrize("point", POINTS)
 
 
-def workers() -> tuple[FakeWorker, FakeWorker]:
-    return FakeWorker("p", Role.PREFILL), FakeWorker("d", Role.DECODE)
+def at_every_point(test: Callable[..., None]) -> Callable[..., None]:
+    """On the way by either transport: over gRPC, decoding starts before the prefill is done."""
+    by_transport = pytest.mark.parametrize("transport", ["nixl", "grpc"])
+    return pytest.mark.parametrize("point", POINTS)(by_transport(test))
+
+
+def workers(transport: str = "nixl") -> tuple[FakeWorker, FakeWorker]:
+    offered = (transport,)
+    return (
+        FakeWorker("p", Role.PREFILL, transports=offered),
+        FakeWorker("d", Role.DECODE, transports=offered),
+    )
 
 
 @at_every_point
 @on_virtual_time
-async def test_a_client_that_leaves_leaves_nothing_behind(point: str) -> None:
+async def test_a_client_that_leaves_leaves_nothing_behind(point: str, transport: str) -> None:
     hold, mode = POINTS[point]
-    both = workers()
+    both = workers(transport)
     async with running(*both, gateway=ONE_AT_A_TIME) as core:
         held = Held(core, *both)
         await hold(held)
@@ -99,9 +108,9 @@ async def test_a_client_that_leaves_leaves_nothing_behind(point: str) -> None:
 
 @at_every_point
 @on_virtual_time
-async def test_a_deadline_leaves_nothing_behind(point: str) -> None:
+async def test_a_deadline_leaves_nothing_behind(point: str, transport: str) -> None:
     hold, mode = POINTS[point]
-    both = workers()
+    both = workers(transport)
     async with running(*both, gateway=ONE_AT_A_TIME) as core:
         held = Held(core, *both)
         await hold(held)
@@ -123,9 +132,9 @@ async def test_a_deadline_leaves_nothing_behind(point: str) -> None:
 
 @at_every_point
 @on_virtual_time
-async def test_a_deadline_that_is_kept_changes_nothing(point: str) -> None:
+async def test_a_deadline_that_is_kept_changes_nothing(point: str, transport: str) -> None:
     hold, mode = POINTS[point]
-    both = workers()
+    both = workers(transport)
     async with running(*both, gateway=ONE_AT_A_TIME) as core:
         held = Held(core, *both)
         await hold(held)
@@ -180,11 +189,18 @@ async def test_an_answer_that_is_complete_is_no_longer_late() -> None:
         assert core.record.state is State.FINISHED
 
 
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.DISAGGREGATED])
+EVERY_WAY = [
+    (Mode.COLOCATED, "nixl"),
+    (Mode.DISAGGREGATED, "nixl"),
+    (Mode.DISAGGREGATED, "grpc"),
+]
+
+
+@pytest.mark.parametrize(("mode", "transport"), EVERY_WAY)
 @on_virtual_time
-async def test_a_client_may_leave_in_any_turn_of_the_event_loop(mode: Mode) -> None:
+async def test_a_client_may_leave_in_any_turn_of_the_event_loop(mode: Mode, transport: str) -> None:
     """Cancelled after one step of its life more each time, until it gets to its end."""
-    async with running(*workers()) as core:
+    async with running(*workers(transport)) as core:
         steps, ended = 0, False
         while not ended:
             asking = asyncio.create_task(core.ask(mode=mode))
@@ -200,13 +216,15 @@ async def test_a_client_may_leave_in_any_turn_of_the_event_loop(mode: Mode) -> N
         assert core.record.state is State.FINISHED
 
 
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.DISAGGREGATED])
+@pytest.mark.parametrize(("mode", "transport"), EVERY_WAY)
 @pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
 @on_virtual_time
-async def test_a_worker_may_die_in_any_turn_of_the_event_loop(mode: Mode, victim: int) -> None:
+async def test_a_worker_may_die_in_any_turn_of_the_event_loop(
+    mode: Mode, transport: str, victim: int
+) -> None:
     steps, ended = 0, False
     while not ended:
-        both = workers()
+        both = workers(transport)
         async with running(*both) as core:
             asking = asyncio.create_task(core.ask(mode=mode))
             for _ in range(steps):

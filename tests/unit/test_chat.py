@@ -115,6 +115,8 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
                 "waiting": 12,
                 "kv_usage": 0.25,
                 "open_leases": 2,
+                "lease_tokens": 4321,
+                "oldest_lease_s": 1.25,
                 "reserved_tokens": 123456,
             }
         ],

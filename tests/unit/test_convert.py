@@ -56,13 +56,15 @@ sampling = st.builds(
     min_tokens=uint32,
     ignore_eos=st.booleans(),
 )
+quarters = st.integers(0, 2**32).map(lambda number: number / 4)
+"""Seconds that a Duration and a float hold alike."""
 usage = st.builds(Usage, uint32, uint32, uint32)
 fingerprint = st.builds(Fingerprint, text, text, uint32, text, uint32, uint32)
 descriptor = (
     st.builds(
         NixlDescriptor, text, text, st.lists(ids, max_size=3).map(tuple), text, uint32, uint32
     )
-    | st.builds(SimDescriptor, uint64, text, finite)
+    | st.builds(SimDescriptor, uint64, text, text, text, text, uint32)
     | st.builds(GrpcDescriptor, text, text, text, ids)
 )
 handle = st.builds(
@@ -73,8 +75,7 @@ handle = st.builds(
     fingerprint=fingerprint,
     digest=st.binary(max_size=40),
     num_tokens=uint32,
-    # Quarters of a second: what is a whole number of nanoseconds and a float alike.
-    lease_expiry=st.integers(0, 2**32).map(lambda quarters: quarters / 4),
+    lease_expiry_ns=st.integers(0, 2**63 - 1),
     descriptor=descriptor,
     seal=st.binary(max_size=40),
 )
@@ -92,7 +93,7 @@ info = st.builds(
     transports=st.lists(text, max_size=3).map(tuple),
     version=text,
 )
-load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans())
+load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)
 failure = st.builds(Failure, st.sampled_from(ErrorReason), text)
 
 

@@ -6,14 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from coordinator.fleet import RECONNECT_S, SILENCE_S, Fleet, Worker, WorkerState
+from coordinator.fleet import RECONNECT_S, SILENCE_S, WorkerState
 from coordinator.policy.pairs import Pair
 from coordinator.policy.prefix import BLOCK_TOKENS, chain
-from pdserve.clock import RealClock
 from pdserve.config import ModelConfig
-from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import Load, Mode, Role, WorkerInfo
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import Core, running
@@ -377,46 +373,3 @@ async def test_the_clients_are_closed_when_the_fleet_ends() -> None:
     async with running(*workers):
         pass
     assert all(worker.closed for worker in workers)
-
-
-class SlowReleaser(FakeWorker):
-    gate = Gate()
-
-    async def release(self, handle_id: str) -> None:
-        await self.gate.passed()
-        await super().release(handle_id)
-
-
-@on_virtual_time
-async def test_a_lease_is_still_ended_when_the_fleet_ends() -> None:
-    worker = SlowReleaser("p", Role.PREFILL)
-    worker.leases.add("h1")
-    fleet = Fleet({"a": worker}, 3, RealClock())
-    running_fleet = asyncio.create_task(fleet.run())
-    await settle()
-    fleet.release_kv(Worker(worker), "h1")
-    await worker.gate.reached.wait()
-    running_fleet.cancel()
-    await settle()
-    assert not worker.closed
-    worker.gate.open()
-    with pytest.raises(asyncio.CancelledError):
-        await running_fleet
-    assert not worker.leases
-    assert worker.closed
-
-
-class BrokenReleaser(FakeWorker):
-    async def release(self, handle_id: str) -> None:
-        await super().release(handle_id)
-        raise DecodeError(ErrorReason.INTERNAL, "it broke")
-
-
-@on_virtual_time
-async def test_a_lease_that_could_not_be_ended_is_logged() -> None:
-    worker = BrokenReleaser("p", Role.PREFILL)
-    async with running(worker, decode()) as core:
-        await core.ask(mode=Mode.DISAGGREGATED)
-        await settle()
-        told = [entry for entry in core.logs if entry["event"] == "a lease could not be ended"]
-        assert told[-1]["task"] == "release p-2"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import pdserve
-from pdserve.config import Listen
+from pdserve.config import Listen, WorkerConfig
 from pdserve.types import Role
 from tests.support.k8s_fleet import BIN, POD_IP, ROOT, Fleet, Manifest, Workload, build, matches
 
@@ -53,10 +53,14 @@ def test_variables_are_real_settings(fleet: Fleet) -> None:
         assert workload.pod["enableServiceLinks"] is False
 
 
+def side_channel(worker: WorkerConfig) -> Listen:
+    return worker.vllm.side_channel if worker.engine == "vllm" else worker.sim.side_channel
+
+
 def test_workers_have_names_and_addresses_of_their_own(fleet: Fleet) -> None:
     for workload in fleet.workers:
         assert workload.settings.worker.id == f"{workload.name}-0"
-        assert workload.settings.worker.vllm.side_channel.host == POD_IP
+        assert side_channel(workload.settings.worker).host == POD_IP
 
 
 def test_processes_listen_where_ports_and_probes_point(fleet: Fleet) -> None:
@@ -68,8 +72,7 @@ def test_processes_listen_where_ports_and_probes_point(fleet: Fleet) -> None:
         }
         if workload.is_worker:
             listens = {"grpc": settings.worker.grpc, "metrics": settings.worker.metrics}
-            if settings.worker.engine == "vllm":
-                listens["nixl"] = settings.worker.vllm.side_channel
+            listens["nixl"] = side_channel(settings.worker)
         for name, listen in listens.items():
             assert not listen.is_loopback, (workload.name, name)
             assert workload.ports[name] == listen.port, (workload.name, name)

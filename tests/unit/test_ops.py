@@ -222,6 +222,8 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
             "waiting": 1,
             "kv_usage": 0.5,
             "open_leases": 0,
+            "lease_tokens": 0,
+            "oldest_lease_s": 0.0,
             "reserved_tokens": 40,
         }
         await stream.aclose()

@@ -11,7 +11,7 @@ import pytest
 
 from pdserve.clock import RealClock
 from pdserve.config import SimConfig
-from pdserve.engine.base import StepStats
+from pdserve.engine.base import Admitted, Prefilled, StepStats
 from pdserve.engine.sim import SimEngine
 from pdserve.engine.sim_model import EOS, Answer, PrefixCache, block_chain
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
@@ -59,6 +59,11 @@ async def timed(
     now = asyncio.get_running_loop().time
     begun = now()
     return [(now() - begun, delta) async for delta in engine.generate(asked, kv)]
+
+
+def sim_descriptor(event: Admitted | Prefilled) -> SimDescriptor:
+    assert isinstance(event.descriptor, SimDescriptor)
+    return event.descriptor
 
 
 def times(deltas: list[tuple[float, Delta]]) -> list[float]:
@@ -153,14 +158,17 @@ async def test_an_overflow_sends_the_last_admitted_back_and_loses_nothing() -> N
 @on_virtual_time
 async def test_handed_over_kv_waits_for_its_transfer_and_reads_nothing() -> None:
     steps: list[StepStats] = []
-    async with started(steps=steps) as engine:
-        answer = await timed(engine, request(50), SimDescriptor(1_234, "nixl"))
+    async with started() as holder, started(steps=steps) as engine:
+        prefilled = await read(holder, request(50), "nixl", 50)
+        assert isinstance(prefilled.descriptor, SimDescriptor)
+        answer = await timed(engine, request(50), prefilled.descriptor)
         assert times(answer)[0] == pytest.approx(0.1 + 0.11)
         timings = answer[0][1].timings
         assert timings is not None
         assert timings.queue_s == pytest.approx(0.1)
     (transfer,) = [transfer for stats in steps for transfer in stats.transfers]
-    assert (transfer.transport, transfer.num_bytes) == ("nixl", 1_234)
+    num_bytes = 50 * CONFIG.kv_bytes_per_token
+    assert (transfer.transport, transfer.num_bytes) == ("nixl", num_bytes)
     assert transfer.seconds == pytest.approx(0.1)
     assert sum(stats.prefix_queries for stats in steps) == 0
 
@@ -178,7 +186,6 @@ async def test_kv_of_another_kind_cannot_be_fetched() -> None:
 async def test_a_prefill_holds_its_blocks_until_its_lease_ends() -> None:
     async with started() as engine:
         prefilled = await read(engine, request(50), "nixl", 5)
-        assert prefilled.descriptor == SimDescriptor(50 * CONFIG.kv_bytes_per_token, "nixl")
         assert prefilled.prefill_s == pytest.approx(0.05)
         assert engine.load.kv_usage == 50 / CONFIG.kv_capacity_tokens
         await asyncio.sleep(4.9)
@@ -213,30 +220,89 @@ async def test_a_hold_can_be_renewed_until_it_is_over() -> None:
 @on_virtual_time
 async def test_over_grpc_blocks_can_be_asked_for_from_admission_and_come_as_they_are_read() -> None:
     async with started() as reader, started() as writer:
-        busy = asyncio.create_task(timed(reader, request(200, first=1000)))
+        busy = asyncio.create_task(timed(reader, request(200, 1, 1000)))
         await asyncio.sleep(0)
         events = reader.prefill(request(150), 5, "grpc")
         admitted = await anext(events)
         assert admitted.descriptor is not None
-        answer = asyncio.create_task(timed(writer, request(150), admitted.descriptor))  # type: ignore[arg-type]
+        answer = asyncio.create_task(timed(writer, request(150), sim_descriptor(admitted)))
         prefilled = await anext(events)
         assert prefilled.descriptor is admitted.descriptor
-        # 350 tokens are read before the last block is there; the last 100 travel after that.
-        assert times(await answer)[0] == pytest.approx(0.35 + 0.2 + 0.11)
-        await reader.release(prefilled.descriptor)
+        # 350 tokens are read, and one is written, before the last block is there; the last 100
+        # travel after that.
+        assert times(await answer)[0] == pytest.approx(0.35 + 0.11 + 0.2 + 0.11)
+        assert not await reader.release(prefilled.descriptor)
         await busy
 
 
 @on_virtual_time
-async def test_blocks_of_equal_descriptors_are_released_apart() -> None:
+async def test_blocks_are_released_once_and_apart() -> None:
     async with started() as engine:
         one = await read(engine, request(50), "nixl", 5)
-        two = await read(engine, request(50, first=500), "nixl", 5)
-        assert one.descriptor == two.descriptor
-        await engine.release(one.descriptor)
-        await engine.release(one.descriptor)
+        two = await read(engine, request(50), "nixl", 5)
+        assert await engine.release(one.descriptor)
+        assert not await engine.release(one.descriptor)
         assert engine.load.kv_usage == 50 / CONFIG.kv_capacity_tokens
-        await engine.release(two.descriptor)
+        assert await engine.release(two.descriptor)
+
+
+@on_virtual_time
+async def test_blocks_that_were_fetched_are_free() -> None:
+    async with started() as holder, started() as engine:
+        descriptor = sim_descriptor(await read(holder, request(50), "nixl", 50))
+        await timed(engine, request(50), descriptor)
+        assert holder.load.kv_usage == 0
+        assert not await holder.renew(descriptor, 5)
+
+
+async def refusal(engine: SimEngine, descriptor: SimDescriptor) -> ErrorReason:
+    with pytest.raises(DecodeError) as caught:
+        await timed(engine, request(50), descriptor)
+    return caught.value.reason
+
+
+@on_virtual_time
+async def test_a_holder_refuses_what_it_does_not_hold_and_says_why() -> None:
+    async with started() as holder, started() as other, started() as engine:
+        descriptor = sim_descriptor(await read(holder, request(50), "nixl", 50))
+        theirs = sim_descriptor(await read(other, request(50), "nixl", 5))
+        foreign = replace(descriptor, transfer_id=theirs.transfer_id)
+        assert await refusal(engine, foreign) is ErrorReason.KV_FOREIGN
+        stale = replace(descriptor, epoch=theirs.epoch)
+        assert await refusal(engine, stale) is ErrorReason.KV_STALE_EPOCH
+        await asyncio.sleep(6)
+        assert await refusal(engine, theirs) is ErrorReason.KV_EXPIRED
+        await timed(engine, request(50), descriptor)
+        assert await refusal(engine, descriptor) is ErrorReason.KV_EXPIRED
+
+
+@on_virtual_time
+async def test_a_lease_that_ends_in_mid_transfer_voids_it() -> None:
+    async with started() as holder, started() as engine:
+        descriptor = sim_descriptor(await read(holder, request(50), "nixl", 0.05))
+        assert await refusal(engine, descriptor) is ErrorReason.KV_EXPIRED
+
+
+@on_virtual_time
+async def test_a_holder_that_dies_in_mid_transfer_fails_it() -> None:
+    async with started() as holder, started() as engine:
+        descriptor = sim_descriptor(await read(holder, request(50), "nixl", 50))
+        fetching = asyncio.create_task(refusal(engine, descriptor))
+        await asyncio.sleep(0.05)
+        await holder.close()
+        assert await fetching is ErrorReason.KV_TRANSFER_FAILED
+        assert await refusal(engine, descriptor) is ErrorReason.KV_TRANSFER_FAILED
+
+
+@on_virtual_time
+async def test_a_prompt_whose_reading_is_aborted_is_not_handed_over() -> None:
+    async with started() as holder, started() as engine:
+        events = holder.prefill(request(150), 5, "grpc")
+        admitted = await anext(events)
+        fetching = asyncio.create_task(refusal(engine, sim_descriptor(admitted)))
+        await asyncio.sleep(0.05)
+        await events.aclose()
+        assert await fetching is ErrorReason.KV_TRANSFER_FAILED
 
 
 @on_virtual_time

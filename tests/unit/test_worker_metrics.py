@@ -13,7 +13,7 @@ from pdserve.config import Listen
 from pdserve.engine.base import EngineLoad, StepStats, Transfer
 from pdserve.errors import ConfigError
 from pdserve.metrics import WorkerMetrics, metrics_server
-from pdserve.types import Role
+from pdserve.types import LeaseSnapshot, Role
 from pdserve.worker_service import WorkerIdentity
 from pdserve.workload import Workload
 
@@ -45,7 +45,9 @@ def test_a_scrape_shows_what_was_reported() -> None:
     )
     workload.step(stats)
     metrics.step(stats)
-    workload.set_open_leases(4)
+    workload.show_leases(
+        lambda: LeaseSnapshot(4, 2.5, {"0-1s": 80, "1-10s": 1_000}, {"fetched": 9, "lost": 0})
+    )
     workload.set_reserved_tokens(77)
     with workload.sequence(Role.DECODE):
         pass
@@ -62,6 +64,11 @@ def test_a_scrape_shows_what_was_reported() -> None:
         "pdserve_kv_transfer_seconds_count{transport=nixl}": 2,
         "pdserve_kv_transfer_seconds_bucket{le=0.005,transport=nixl}": 1,
         "pdserve_kv_leases_open{}": 4,
+        "pdserve_kv_lease_oldest_seconds{}": 2.5,
+        "pdserve_kv_lease_tokens_held{age=0-1s}": 80,
+        "pdserve_kv_lease_tokens_held{age=1-10s}": 1_000,
+        "pdserve_kv_leases_total{end=fetched}": 9,
+        "pdserve_kv_leases_total{end=lost}": 0,
         "pdserve_kv_reserved_tokens{}": 77,
         "pdserve_sequences_total{outcome=finished,role=decode}": 1,
         "pdserve_build_info{engine=sim,model=tiny,version=0.1.0,worker_id=worker-0}": 1,

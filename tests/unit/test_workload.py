@@ -10,7 +10,7 @@ import pytest
 from pdserve.clock import RealClock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason
-from pdserve.types import Load, Role
+from pdserve.types import LeaseSnapshot, Load, Role
 from pdserve.worker_service import drain
 from pdserve.workload import Workload
 from tests.support.virtual_time import on_virtual_time, settle
@@ -71,7 +71,8 @@ async def test_a_watch_gives_changes_at_most_every_interval_and_a_heartbeat_with
         await asyncio.sleep(0.015)
     load.step(StepStats(EngineLoad(running=9)))
     await asyncio.sleep(4.85)
-    load.set_open_leases(3)
+    load.show_leases(lambda: LeaseSnapshot(open=3, oldest_s=0.5, tokens_by_age={"0-1s": 70}))
+    load.leases_changed()
     await settle()
     load.close()
     await watching
@@ -79,29 +80,32 @@ async def test_a_watch_gives_changes_at_most_every_interval_and_a_heartbeat_with
     times, values = zip(*seen, strict=True)
     assert times == (0.0, 0.1, 0.2, 2.2, 4.2, 5.0)
     assert [value.running for value in values] == [0, 6, 9, 9, 9, 9]
-    assert values[-1] == Load(running=9, open_leases=3)
+    assert values[-1] == Load(running=9, open_leases=3, lease_tokens=70, oldest_lease_s=0.5)
 
 
 @on_virtual_time
 async def test_a_drain_waits_for_sequences_leases_and_promised_room() -> None:
     load, _ = workload()
-    load.set_open_leases(1)
+    load.show_leases(lambda: LeaseSnapshot(open=1))
     load.set_reserved_tokens(10)
     with load.sequence(Role.PREFILL):
         draining = asyncio.create_task(drain(load, 100))
         await settle()
     assert load.load.draining
-    for step in (load.set_open_leases, load.set_reserved_tokens):
-        await settle()
-        assert not draining.done()
-        step(0)
+    await settle()
+    assert not draining.done()
+    load.show_leases(LeaseSnapshot)
+    load.leases_changed()
+    await settle()
+    assert not draining.done()
+    load.set_reserved_tokens(0)
     await draining
 
 
 @on_virtual_time
 async def test_a_drain_ends_at_its_deadline() -> None:
     load, _ = workload()
-    load.set_open_leases(1)
+    load.show_leases(lambda: LeaseSnapshot(open=1))
     begun = asyncio.get_running_loop().time()
     await drain(load, 7)
     assert asyncio.get_running_loop().time() - begun == pytest.approx(7)

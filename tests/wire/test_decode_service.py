@@ -14,11 +14,10 @@ from pdserve import convert
 from pdserve.config import SimConfig
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import EngineRequest, FinishReason, NixlDescriptor, Role, Usage
+from pdserve.types import EngineRequest, FinishReason, Role, Usage
 from pdserve.v1 import decode_pb2
 from tests.support.sim_worker import (
     FAST,
-    Answer,
     SessionClient,
     SimWorker,
     prefill,
@@ -91,69 +90,6 @@ async def test_handed_over_kv_gives_the_answer_of_a_colocated_run(
     assert answer.steps[-1].usage == Usage(80, 8, cached_tokens=0)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason", "words"),
-    [
-        ({"digest": b"another"}, ErrorReason.KV_DIGEST_MISMATCH, "digest"),
-        ({"num_tokens": 79}, ErrorReason.KV_DIGEST_MISMATCH, "covers 79 tokens, the prompt has 80"),
-        ({"lease_expiry": 1.0}, ErrorReason.KV_EXPIRED, "lease ended"),
-        ({"epoch": ""}, ErrorReason.KV_INCOMPATIBLE, "no epoch"),
-        ({"handle_id": ""}, ErrorReason.KV_INCOMPATIBLE, "no id"),
-        (
-            {"descriptor": NixlDescriptor("e", "r", ((1,),), "h", 1, 1)},
-            ErrorReason.KV_TRANSFER_FAILED,
-            "not a simulated hand-off",
-        ),
-    ],
-)
-async def test_an_altered_handle_is_refused(
-    worker: SimWorker,
-    session: SessionClient,
-    change: dict[str, object],
-    reason: ErrorReason,
-    words: str,
-) -> None:
-    handle = (await prefill(worker, request())).handle
-
-    answer = await session.run(request(), replace(handle, **change))  # type: ignore[arg-type]
-
-    assert answer.steps == []
-    assert answer.failure is not None
-    assert answer.failure.reason is reason
-    assert words in answer.failure.message
-
-
-async def test_a_handle_for_another_prompt_is_refused(
-    worker: SimWorker, session: SessionClient
-) -> None:
-    handle = (await prefill(worker, request())).handle
-    other = request(prompt=tuple(range(2, 82)))
-    answer = await session.run(other, handle)
-    assert answer.failure is not None
-    assert answer.failure.reason is ErrorReason.KV_DIGEST_MISMATCH
-
-
-async def test_a_handle_is_good_once_across_sessions(
-    worker: SimWorker, session: SessionClient
-) -> None:
-    handle = (await prefill(worker, request())).handle
-    assert (await session.run(request(), handle)).failure is None
-    again = await SessionClient(worker.channel).run(request(), handle)
-    assert again.failure is not None
-    assert again.failure.reason is ErrorReason.KV_REUSED
-
-
-async def test_a_handle_from_another_pool_is_refused_naming_the_difference(
-    worker: SimWorker, session: SessionClient
-) -> None:
-    async with sim_worker(revision="other") as foreign:
-        handle = (await prefill(foreign, request())).handle
-        answer = await session.run(request(), handle)
-    assert answer.failure is not None
-    assert answer.failure.reason is ErrorReason.KV_INCOMPATIBLE
-    assert "model_revision 'other', not 'sim-test'" in answer.failure.message
-
-
 async def test_a_refused_handle_ends_its_own_sequence_alone(
     worker: SimWorker, session: SessionClient
 ) -> None:
@@ -162,19 +98,6 @@ async def test_a_refused_handle_ends_its_own_sequence_alone(
     await session.start(2, request(), handle)
     assert (await session.answer(2)).failure is not None
     assert len((await session.answer(1)).token_ids) == 300
-
-
-async def test_a_handle_that_names_no_transport_is_refused(
-    worker: SimWorker, session: SessionClient
-) -> None:
-    handle = (await prefill(worker, request())).handle
-    start = convert.start_to_proto(1, request(), handle)
-    start.kv.ClearField("sim")
-    session.answers[1] = Answer()
-    await session.call.write(decode_pb2.SessionRequest(start=start))
-    failure = (await session.answer(1)).failure
-    assert failure is not None
-    assert failure.reason is ErrorReason.KV_INCOMPATIBLE
 
 
 async def test_an_empty_command_ends_the_stream(session: SessionClient) -> None:

@@ -9,13 +9,22 @@ import grpc
 import pytest
 
 from pdserve import convert
+from pdserve.channel import channel
 from pdserve.errors import ErrorReason
-from pdserve.handle import digest
+from pdserve.handle import digest, is_intact
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, Role
 from pdserve.v1 import prefill_pb2
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
-from tests.support.sim_worker import FAST, SimWorker, prefill, request, sim_worker
+from tests.support.sim_worker import (
+    FAST,
+    SEAL_KEY,
+    SessionClient,
+    SimWorker,
+    prefill,
+    request,
+    sim_worker,
+)
 
 
 @pytest.fixture
@@ -31,26 +40,20 @@ async def refusal(worker: SimWorker, message: prefill_pb2.PrefillRequest) -> Err
     return from_rpc_error(caught.value, ErrorReason.PREFILL_FAILED).reason
 
 
-async def release(worker: SimWorker, handle_id: str) -> bool:
-    answer = await PrefillServiceStub(worker.channel).Release(
-        prefill_pb2.ReleaseRequest(handle_id=handle_id)
-    )
-    return answer.was_open
-
-
 async def test_the_handle_says_all_that_the_decode_side_verifies(worker: SimWorker) -> None:
     asked = EngineRequest("r", request().token_ids, request().sampling, cache_salt="salt")
     before = time.time()
-    result = await prefill(worker, asked)
+    claim = await prefill(worker, asked)
 
-    handle = result.handle
+    handle = claim.handle
+    assert is_intact(handle, SEAL_KEY)
     assert len(handle.handle_id) == 32
     assert (handle.worker_id, handle.epoch) == ("worker-1", "epoch-1")
     assert handle.fingerprint == worker.engine.info.fingerprint
     assert handle.digest == digest(asked.token_ids, "salt")
     assert handle.num_tokens == 80
-    assert before + 30 <= handle.lease_expiry <= time.time() + 30
-    assert result.cached_tokens == 0
+    assert before + 30 <= handle.lease_expiry_ns / 1e9 <= time.time() + 30
+    assert claim.result.cached_tokens == 0
     assert worker.workload.load.open_leases == 1
     assert worker.outcomes == [(Role.PREFILL, "finished")]
 
@@ -60,7 +63,7 @@ async def test_a_second_prefill_of_the_prompt_hits_the_cache_and_has_its_own_han
 ) -> None:
     first = await prefill(worker, request())
     second = await prefill(worker, request())
-    assert second.cached_tokens == 64
+    assert second.result.cached_tokens == 64
     assert second.handle.handle_id != first.handle.handle_id
 
 
@@ -68,9 +71,10 @@ async def test_over_grpc_the_handle_comes_with_the_admission_and_stays_the_same(
     worker: SimWorker,
 ) -> None:
     message = convert.prefill_request_to_proto(request(), "grpc")
-    events = [event async for event in PrefillServiceStub(worker.channel).Prefill(message)]
-    assert events[0].admitted.handle.sim.transport == "grpc"
-    assert events[0].admitted.handle == events[1].finished.handle
+    call = PrefillServiceStub(worker.channel).Prefill(message)
+    admitted, finished = await call.read(), await call.read()
+    assert admitted.admitted.handle.sim.transport == "grpc"
+    assert admitted.admitted.handle == finished.finished.handle
     assert worker.workload.load.open_leases == 1
 
 
@@ -93,24 +97,81 @@ async def test_a_transport_that_is_not_offered_is_refused(worker: SimWorker) -> 
     assert await refusal(worker, message) is ErrorReason.KV_INCOMPATIBLE
 
 
-async def test_releasing_frees_the_blocks_once(worker: SimWorker) -> None:
-    handle = (await prefill(worker, request())).handle
+def ends(worker: SimWorker) -> dict[str, int]:
+    """How leases ended so far."""
+    return {end: count for end, count in worker.workload.leases.ended.items() if count}
+
+
+async def test_a_lease_lasts_as_long_as_its_call(worker: SimWorker) -> None:
+    claim = await prefill(worker, request())
     assert worker.engine.load.kv_usage > 0
-    assert await release(worker, handle.handle_id)
-    assert worker.engine.load.kv_usage == 0
-    assert worker.workload.load.open_leases == 0
-    assert not await release(worker, handle.handle_id)
-    assert not await release(worker, "unknown")
-
-
-async def test_an_expired_lease_is_swept(worker: SimWorker) -> None:
-    message = convert.prefill_request_to_proto(request(), "nixl")
-    message.lease.CopyFrom(convert.duration(0.05))
-    async for _ in PrefillServiceStub(worker.channel).Prefill(message):
-        pass
-    assert worker.workload.load.open_leases == 1
+    load = worker.workload.load
+    assert (load.open_leases, load.lease_tokens) == (1, 80)
+    assert 0 <= load.oldest_lease_s < 10
+    claim.call.cancel()
     await worker.workload.ended()
     assert worker.engine.load.kv_usage == 0
+    assert ends(worker) == {"released": 1}
+
+
+async def test_a_lease_ends_with_the_connection_of_its_call(worker: SimWorker) -> None:
+    async with channel(worker.address) as opened:
+        call = PrefillServiceStub(opened).Prefill(
+            convert.prefill_request_to_proto(request(), "nixl")
+        )
+        await call.read()
+        await call.read()
+        assert worker.workload.load.open_leases == 1
+    await worker.workload.ended()
+    assert worker.engine.load.kv_usage == 0
+
+
+async def test_an_expired_lease_ends_its_call(worker: SimWorker) -> None:
+    claim = await prefill(worker, request(), lease_s=0.05)
+    assert worker.workload.load.open_leases == 1
+    assert await claim.call.read() is grpc.aio.EOF
+    assert await claim.call.code() is grpc.StatusCode.OK
+    assert worker.engine.load.kv_usage == 0
+    assert ends(worker) == {"expired": 1}
+
+
+async def test_a_lease_whose_blocks_were_fetched_ends_as_such(worker: SimWorker) -> None:
+    claim = await prefill(worker, request())
+    await SessionClient(worker.channel).run(request(), claim.handle)
+    assert worker.engine.load.kv_usage == 0
+    claim.call.cancel()
+    await worker.workload.ended()
+    assert ends(worker) == {"fetched": 1}
+
+
+async def test_a_lease_whose_blocks_were_fetched_ends_of_itself(worker: SimWorker) -> None:
+    claim = await prefill(worker, request())
+    await SessionClient(worker.channel).run(request(), claim.handle)
+    assert await claim.call.read() is grpc.aio.EOF
+    assert ends(worker) == {"fetched": 1}
+
+
+async def test_a_prompt_that_is_not_read_to_its_end_loses_its_early_lease() -> None:
+    async with sim_worker(FAST.model_copy(update={"prefill_token_s": 1.0})) as worker:
+        message = convert.prefill_request_to_proto(request(), "grpc")
+        call = PrefillServiceStub(worker.channel).Prefill(message)
+        await call.read()
+        assert worker.workload.load.open_leases == 1
+        worker.engine.fail("the engine died")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        assert ends(worker) == {"lost": 1}
+
+
+async def test_a_worker_that_stops_ends_every_lease_and_its_call() -> None:
+    async with sim_worker() as worker:
+        claims = [await prefill(worker, request()) for _ in range(2)]
+        await worker.prefill.close()
+        assert worker.workload.load.open_leases == 0
+        assert worker.engine.load.kv_usage == 0
+        assert ends(worker) == {"lost": 2}
+        for claim in claims:
+            assert await claim.call.read() is grpc.aio.EOF
 
 
 async def test_cancelling_the_call_stops_the_work_and_frees_the_blocks() -> None:

@@ -20,7 +20,7 @@ from pdserve.errors import ConfigError, ErrorReason, PdserveError
 from pdserve.fleet_key import call_metadata, read_key, require_trust
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.server import GrpcServer, capture_signals, unless
-from pdserve.v1 import errors_pb2, prefill_pb2
+from pdserve.v1 import errors_pb2, prefill_pb2, worker_pb2
 from pdserve.v1.decode_pb2 import DESCRIPTOR as DECODE
 from pdserve.v1.decode_pb2 import SessionRequest, SessionResponse
 from pdserve.v1.decode_pb2_grpc import (
@@ -33,6 +33,11 @@ from pdserve.v1.prefill_pb2_grpc import (
     PrefillServiceStub,
     add_PrefillServiceServicer_to_server,
 )
+from pdserve.v1.worker_pb2_grpc import (
+    WorkerServiceServicer,
+    WorkerServiceStub,
+    add_WorkerServiceServicer_to_server,
+)
 from tests.support.grpc_servers import Service, serve
 
 KEY = "a fleet's key"
@@ -40,7 +45,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Failing(PrefillServiceServicer, DecodeServiceServicer):
+class Failing(PrefillServiceServicer, DecodeServiceServicer, WorkerServiceServicer):
     """Raises `error` in a unary, a streaming and a bidirectional method."""
 
     def __init__(self, error: BaseException | None) -> None:
@@ -51,9 +56,9 @@ class Failing(PrefillServiceServicer, DecodeServiceServicer):
         if self._error is not None:
             raise self._error
 
-    async def Release(self, request: Any, context: Any) -> prefill_pb2.ReleaseResponse:
+    async def Drain(self, request: Any, context: Any) -> worker_pb2.DrainResponse:
         self._fail()
-        return prefill_pb2.ReleaseResponse()
+        return worker_pb2.DrainResponse()
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
@@ -70,21 +75,20 @@ class Failing(PrefillServiceServicer, DecodeServiceServicer):
             self._fail()
 
 
-def services(error: BaseException | None = None) -> tuple[Service, Service]:
+def services(error: BaseException | None = None) -> tuple[Service, ...]:
     servicer = Failing(error)
     return (
         (add_PrefillServiceServicer_to_server, servicer, prefill_pb2.DESCRIPTOR),
         (add_DecodeServiceServicer_to_server, servicer, DECODE),
+        (add_WorkerServiceServicer_to_server, servicer, worker_pb2.DESCRIPTOR),
     )
 
 
 Call = Callable[[grpc.aio.Channel, str | None], Any]
 
 
-async def release(opened: grpc.aio.Channel, key: str | None = None) -> None:
-    await PrefillServiceStub(opened).Release(
-        prefill_pb2.ReleaseRequest(), metadata=call_metadata(key)
-    )
+async def unary(opened: grpc.aio.Channel, key: str | None = None) -> None:
+    await WorkerServiceStub(opened).Drain(worker_pb2.DrainRequest(), metadata=call_metadata(key))
 
 
 async def stream(opened: grpc.aio.Channel, key: str | None = None) -> None:
@@ -120,7 +124,7 @@ async def health(opened: grpc.aio.Channel, service: str = "") -> int:
 
 
 @pytest.mark.parametrize("reason", ErrorReason)
-@pytest.mark.parametrize("call", [release, stream, session])
+@pytest.mark.parametrize("call", [unary, stream, session])
 async def test_every_reason_crosses_the_wire(call: Call, reason: ErrorReason) -> None:
     error = PdserveError(reason, "what went wrong: ü", param="messages[0]", retry_after_s=1.5)
     async with serve(*services(error)) as server, channel(server.address) as opened:
@@ -142,7 +146,7 @@ def test_the_table_and_the_wire_contract_name_the_same_reasons() -> None:
     assert contract == {reason.name: reason.value.number for reason in ErrorReason}
 
 
-@pytest.mark.parametrize("call", [release, stream, session])
+@pytest.mark.parametrize("call", [unary, stream, session])
 async def test_any_other_exception_is_internal_and_not_shown(
     call: Call, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,12 +158,12 @@ async def test_any_other_exception_is_internal_and_not_shown(
     assert "secret detail" in caplog.text + "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("method", ["Release", "Prefill"])
+@pytest.mark.parametrize("method", ["WorkerService/Drain", "PrefillService/Prefill"])
 async def test_what_cannot_be_parsed_is_refused(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serve(*services()) as server, channel(server.address) as opened:
-        call = opened.unary_stream(f"/pdserve.v1.PrefillService/{method}")
+        call = opened.unary_stream(f"/pdserve.v1.{method}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff").read()
     told = from_rpc_error(caught.value, ErrorReason.DECODE_FAILED)
@@ -181,7 +185,7 @@ async def test_a_lost_peer_is_told_from_a_refusal() -> None:
     async with serve(*services()) as server:
         address = server.address
     async with channel(address) as opened:
-        told = await error_of(release, opened)
+        told = await error_of(unary, opened)
     assert told.reason is ErrorReason.DECODE_FAILED
     assert address not in told.message
 
@@ -190,14 +194,14 @@ async def test_a_restarted_server_is_found_within_a_second_or_two() -> None:
     async with serve(*services()) as server:
         listen = Listen(port=int(server.address.rpartition(":")[2]))
     async with channel(listen.address) as opened:
-        assert (await error_of(release, opened)).reason is ErrorReason.DECODE_FAILED
+        assert (await error_of(unary, opened)).reason is ErrorReason.DECODE_FAILED
         restarted = GrpcServer(listen)
         for service in services():
             restarted.add(*service)
         async with restarted:
             await restarted.set_serving(True)
             await asyncio.wait_for(opened.channel_ready(), 2)
-            await release(opened)
+            await unary(opened)
 
 
 async def test_health_starts_not_serving_and_follows() -> None:
@@ -220,7 +224,7 @@ async def test_a_watcher_sees_not_serving_before_the_server_stops() -> None:
         await draining
 
 
-@pytest.mark.parametrize("call", [release, stream, session])
+@pytest.mark.parametrize("call", [unary, stream, session])
 async def test_calls_are_refused_until_the_server_is_ready(call: Call) -> None:
     async with serve(*services(), serving=False) as server, channel(server.address) as opened:
         assert (await error_of(call, opened)).reason is ErrorReason.NO_WORKER
@@ -229,7 +233,7 @@ async def test_calls_are_refused_until_the_server_is_ready(call: Call) -> None:
         await call(opened, None)
 
 
-@pytest.mark.parametrize("call", [release, stream, session])
+@pytest.mark.parametrize("call", [unary, stream, session])
 async def test_the_fleet_key_is_demanded(call: Call) -> None:
     async with serve(*services(), key=KEY) as server, channel(server.address) as opened:
         await call(opened, KEY)
