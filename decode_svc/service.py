@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from decode_svc.room import Room
 from decode_svc.session import Session, Shared
 from decode_svc.verify import HandleVerifier
 from pdserve.engine.base import Engine
+from pdserve.room import Room
 from pdserve.rpc_errors import Context
 from pdserve.v1 import decode_pb2
 from pdserve.v1.decode_pb2_grpc import DecodeServiceServicer
@@ -27,6 +27,7 @@ class DecodeService(DecodeServiceServicer):
     ) -> None:
         self._engine = engine
         self._workload = workload
+        self._room = workload.room = Room(lambda: engine.info.kv_capacity_tokens)
         self._wall_clock = wall_clock
         self._key = key
         self._shared: Shared | None = None
@@ -57,13 +58,13 @@ class DecodeService(DecodeServiceServicer):
             session.finish()
 
     def _share(self) -> Shared:
-        # Made late, for only a started engine knows its capacity.
+        # Made late, for only a started engine knows what it is.
         if self._shared is None:
             info = self._engine.info
             self._shared = Shared(
                 self._engine,
                 self._workload,
-                Room(info.kv_capacity_tokens),
+                self._room,
                 HandleVerifier(info, self._key),
                 self._wall_clock,
             )

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import structlog
 
 from decode_svc.outgoing import Outgoing
-from decode_svc.room import Room
 from decode_svc.verify import HandleVerifier
 from pdserve import convert
 from pdserve.engine.base import Engine
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
+from pdserve.room import Room
 from pdserve.types import EngineRequest, Failure, KvDescriptor, KvHandle, Role
 from pdserve.v1 import decode_pb2
 from pdserve.workload import Workload

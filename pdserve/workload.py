@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pdserve.clock import Clock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
+from pdserve.room import Room
 from pdserve.types import LeaseSnapshot, Load, Role
 
 FINISHED = "finished"
@@ -22,10 +23,11 @@ class Workload:
     """Counts of work begun and not ended, and who wants to know of them.
 
     Services report to it; `WorkerService`, metrics and the drain read it. It lives on one
-    event loop.
+    event loop. `room` is that of the decode role; None where the worker does not have it.
     """
 
     def __init__(self, on_end: EndListener) -> None:
+        self.room: Room | None = None
         self._on_end = on_end
         self._engine = EngineLoad()
         self._sequences = 0

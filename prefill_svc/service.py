@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 
 import structlog
 
@@ -67,10 +67,39 @@ class PrefillService(PrefillServiceServicer):
         prompt = convert.prefill_request_from_proto(request)
         lease_s = convert.seconds(request.lease) if request.HasField("lease") else self._lease_s
         self._validate(prompt, lease_s, request.transport)
+        with self._room_for(len(prompt.token_ids)):
+            async with aclosing(self._held(prompt, lease_s, request.transport)) as responses:
+                async for response in responses:
+                    yield response
+
+    @contextmanager
+    def _room_for(self, num_tokens: int) -> Iterator[None]:
+        """Raises PrefillError NO_ROOM where blocks held here could break what was promised."""
+        room = self._workload.room
+        if room is None:
+            yield
+            return
+        key = object()
+        if not room.reserve(key, num_tokens):
+            raise PrefillError(
+                ErrorReason.NO_ROOM,
+                f"no room to hold {num_tokens} tokens in the KV cache now; retry later",
+            )
+        self._workload.set_reserved_tokens(room.charged_tokens)
+        try:
+            yield
+        finally:
+            room.release(key)
+            self._workload.set_reserved_tokens(room.charged_tokens)
+
+    async def _held(
+        self, prompt: EngineRequest, lease_s: float, transport: str
+    ) -> AsyncGenerator[prefill_pb2.PrefillResponse]:
+        """Reads the prompt, then holds its blocks until they are fetched or this is closed."""
         handle: KvHandle | None = None
         ending: _Ending = asyncio.get_running_loop().create_future()
         keeper: asyncio.Task[None] | None = None
-        events = self._engine.prefill(prompt, HOLD_S, request.transport)
+        events = self._engine.prefill(prompt, HOLD_S, transport)
         try:
             with self._workload.sequence(Role.PREFILL):
                 async with aclosing(events):

@@ -3,7 +3,8 @@
 A step reads at most `chunk_tokens` of prompts and writes one token for each running
 sequence. KV is counted in tokens: a sequence holds its prompt from admission on and one
 token more at each step; one that waits is admitted, in order of arrival, when its prompt
-fits. Where the cache overflows, the last one admitted waits again, as in vLLM.
+fits, and only then is KV fetched for it. Where the cache overflows, the last one admitted
+waits again, as in vLLM.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class SimEngine:
     def load(self) -> EngineLoad:
         used = self._used_tokens + self._held.num_tokens
         return EngineLoad(
-            running=len(self._running),
+            running=len(self._running) - self._fetching,
             waiting=len(self._waiting) + self._fetching,
             kv_usage=used / self._config.kv_capacity_tokens,
         )
@@ -102,8 +103,10 @@ class SimEngine:
         sequence = SimSequence(request, answer, self._clock.now())
         try:
             if kv is not None:
-                await self._fetch(sequence, kv)
+                sequence.blocks = asyncio.Event()
             self._enqueue(sequence)
+            if kv is not None:
+                await self._fetch(sequence, kv)
             delta = await sequence.next()
             delta.timings = FirstTokenTimings(
                 sequence.started - sequence.arrived, self._clock.now() - sequence.started
@@ -166,6 +169,8 @@ class SimEngine:
         self._dead = self._dead or message
         for sequence in (*self._running, *self._waiting):
             sequence.fail(DecodeError(ErrorReason.DECODE_FAILED, message))
+            if sequence.blocks is not None:
+                sequence.blocks.set()
         self._wake.set()
 
     def _enqueue(self, sequence: SimSequence) -> None:
@@ -189,6 +194,10 @@ class SimEngine:
             # Blocks came as they were read: what is left then are those of the last chunk.
             num_tokens = min(num_tokens, self._config.chunk_tokens)
         seconds = self._config.transfer_token_s * num_tokens
+        assert sequence.blocks is not None
+        await sequence.blocks.wait()
+        if self._dead is not None:
+            raise DecodeError(ErrorReason.DECODE_FAILED, self._dead)
         self._fetching += 1
         try:
             await sim_holder.fetch(kv, lambda: self._clock.sleep(seconds))
@@ -196,6 +205,9 @@ class SimEngine:
             self._fetching -= 1
         self._transfers.append(Transfer(kv.transport, kv.num_bytes, seconds))
         sequence.computed = len(sequence.request.token_ids)
+        sequence.blocks = None
+        self._cache.insert(sequence.chain)
+        self._wake.set()
 
     def _drop(self, sequence: SimSequence) -> None:
         """Forgets a sequence, wherever it is; a step under way leaves it out."""
@@ -239,6 +251,10 @@ class SimEngine:
         reading: list[tuple[SimSequence, int]] = []
         writing: list[SimSequence] = []
         for sequence in self._running:
+            if sequence.blocks is not None:
+                continue
+            if sequence.started < 0:
+                sequence.started = self._clock.now()
             left = sequence.num_tokens - sequence.computed
             if left:
                 chunk = min(left, budget)
@@ -271,13 +287,13 @@ class SimEngine:
             self._begin(sequence)
 
     def _begin(self, sequence: SimSequence) -> None:
-        if sequence.started < 0:
-            sequence.started = self._clock.now()
         tokens = sequence.request.token_ids
         sequence.chain = block_chain(tokens, sequence.request.cache_salt)
-        if sequence.computed:
-            self._cache.insert(sequence.chain)
+        if sequence.blocks is not None:
+            sequence.blocks.set()
             return
+        if sequence.started < 0:
+            sequence.started = self._clock.now()
         sequence.computed = self._cache.lookup(sequence.chain, len(tokens))
         if not sequence.answered:
             sequence.cached_tokens = sequence.computed
@@ -301,11 +317,13 @@ class SimEngine:
                 sequence.held += 1
                 self._used_tokens += 1
         while self._used_tokens + self._held.num_tokens > self._config.kv_capacity_tokens:
-            if len(self._running) < 2:
+            victims = [sequence for sequence in self._running if sequence.blocks is None]
+            if len(self._running) < 2 or not victims:
                 break
-            self._preempt(self._running.pop())
+            self._preempt(victims[-1])
 
     def _preempt(self, sequence: SimSequence) -> None:
+        self._running.remove(sequence)
         self._used_tokens -= sequence.held
         sequence.held = sequence.computed = 0
         self._waiting.appendleft(sequence)

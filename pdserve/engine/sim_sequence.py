@@ -14,7 +14,8 @@ class SimSequence:
 
     Without an answer it only reads its prompt. Times are on the engine's clock, `started` is
     negative until the engine begins; counts are in tokens: `computed` of the KV that is there,
-    `held` of the capacity that is charged.
+    `held` of the capacity that is charged. `blocks` is there while the prompt's KV is to be
+    fetched, and set once the sequence has blocks to fetch it into.
     """
 
     __slots__ = (
@@ -24,6 +25,7 @@ class SimSequence:
         "_waiter",
         "answered",
         "arrived",
+        "blocks",
         "cached_tokens",
         "chain",
         "computed",
@@ -43,6 +45,7 @@ class SimSequence:
         self.answered = 0
         self.dropped = False
         self.chain: list[bytes] = []
+        self.blocks: asyncio.Event | None = None
         self._answer = answer
         self._pending: Delta | None = None
         self._error: DecodeError | None = None

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decode_svc.room import Room
+from pdserve.room import Room
 
 
 def room(
     *, reserved: dict[str, int] | None = None, colocated: dict[str, int] | None = None
 ) -> Room:
-    made = Room(100)
+    made = Room(lambda: 100)
     for key, tokens in (reserved or {}).items():
         assert made.reserve(key, tokens)
     for key, tokens in (colocated or {}).items():
@@ -87,7 +87,7 @@ def test_a_key_cannot_be_reserved_twice() -> None:
     )
 )
 def test_the_sum_is_that_of_the_charges(steps: list[tuple[str, int, int]]) -> None:
-    made = Room(100)
+    made = Room(lambda: 100)
     charges: dict[int, int] = {}
     for step, key, tokens in steps:
         if step == "release":

@@ -1,4 +1,4 @@
-"""Who may use how much of a decode worker's KV cache. Pure.
+"""Who may use how much of an engine's KV cache, where it decodes. Pure.
 
 Every sequence is charged its worst case, prompt and longest answer, from the moment it is
 promised room until it ends: a promise must hold when the KV arrives, however the others have
@@ -6,7 +6,9 @@ grown by then. Two kinds of sequence differ in one point:
 
 - A *reserved* sequence gets room only where it fits beside all that is charged. Its prompt
   is read elsewhere only afterwards, so no prefill is wasted on a full cache, and nothing
-  waits here while it holds KV there.
+  waits here while it holds KV there. Where the engine reads prompts for others too, each of
+  these is reserved as well for as long as its blocks are held: else two such workers could
+  fill each other's caches with prompts for which neither has room left.
 - A *colocated* sequence is charged without asking: it brings no KV along, so the engine may
   let it wait. The charge may exceed the capacity then, and reservations are refused until
   that queue is gone; they would stand in it. It is refused only where it could never fit.
@@ -17,13 +19,14 @@ while its engine still has free blocks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 
 class Room:
-    """Charges of sequences by key, in tokens, against `capacity_tokens`."""
+    """Charges of sequences by key, in tokens, against the capacity."""
 
-    def __init__(self, capacity_tokens: int) -> None:
+    def __init__(self, capacity_tokens: Callable[[], int]) -> None:
+        """`capacity_tokens` is first asked by the first sequence, when the engine has started."""
         self._capacity = capacity_tokens
         self._charges: dict[Hashable, int] = {}
         self._charged = 0
@@ -39,7 +42,7 @@ class Room:
         """
         if key in self._charges:
             raise ValueError("reserved twice")
-        if self._charged + num_tokens > self._capacity:
+        if self._charged + num_tokens > self._capacity():
             return False
         self._charge(key, num_tokens)
         return True
@@ -53,9 +56,9 @@ class Room:
         """
         reserved = self.release(key)
         if reserved is None:
-            fits = num_tokens <= self._capacity
+            fits = num_tokens <= self._capacity()
         else:
-            fits = num_tokens <= reserved or self._charged + num_tokens <= self._capacity
+            fits = num_tokens <= reserved or self._charged + num_tokens <= self._capacity()
         if fits:
             self._charge(key, num_tokens)
         return fits
