@@ -1,4 +1,4 @@
-.PHONY: help install serve test check proto proto-accept bench clean
+.PHONY: help install serve test test-fast check proto proto-accept bench clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -22,8 +22,11 @@ serve: ## a whole system on this machine, until Ctrl-C; ARGS="--mode auto" go to
 check: install ## lint, types, import law, wire contract, generated files, manifests
 	@scripts/check
 
-test: check ## make check, then every test; ARGS="-m 'not vllm'" go to pytest
-	@exec $(bin)/python -m pytest $(ARGS)
+test: check test-fast ## make check, then every test
+	@exec $(bin)/python -m pytest -m vllm $(ARGS)
+
+test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go to pytest
+	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
 proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
 	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }
