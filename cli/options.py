@@ -19,7 +19,9 @@ class EngineName(StrEnum):
 
 
 class TransportName(StrEnum):
+    AUTO = "auto"
     NIXL = "nixl"
+    GRPC = "grpc"
     NONE = "none"
 
 

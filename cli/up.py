@@ -17,6 +17,7 @@ from cli.options import (
     KeysFile,
     KvCache,
     Model,
+    TransportName,
     named_model,
     nest,
 )
@@ -37,6 +38,9 @@ _MinPrefill = Annotated[
 _Fallback = Annotated[
     Fallback | None, typer.Option(help="What becomes of a request when no prefill worker can.")
 ]
+_Transport = Annotated[
+    TransportName | None, typer.Option(help="How KV travels; auto: the best way that was proven.")
+]
 _Cores = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="By default, an equal share of them.")
 ]
@@ -55,6 +59,7 @@ def up(  # noqa: PLR0913  (every one is an option)
     mode: _Mode = None,
     min_prefill_tokens: _MinPrefill = None,
     fallback: _Fallback = None,
+    transport: _Transport = None,
     host: Host = None,
     port: HttpPort = None,
     grpc_port: GrpcPort = None,
@@ -74,6 +79,7 @@ def up(  # noqa: PLR0913  (every one is an option)
         [
             ("worker.engine", engine and engine.value),
             ("worker.vllm.cpu_kv_cache_gib", kv_cache_gib),
+            ("worker.vllm.transport", transport and transport.value),
             ("coordinator.http.host", host),
             ("coordinator.http.port", port),
             ("coordinator.grpc.host", host),

@@ -69,7 +69,8 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
     async with AsyncExitStack() as stack:
         metrics_address = stack.enter_context(metrics_server(config.metrics, registry, key))
         # Blocks the loop, on which nothing runs yet; a signal still ends the process at once.
-        worker = _Worker(config, _build_engine(config), registry, seal_key(key))
+        built = _build_engine(config, settings.fleet.key_file)
+        worker = _Worker(config, built, registry, seal_key(key))
         signals = stack.enter_context(capture_signals())
         worker.register(server)
         stack.push_async_callback(worker.engine.close)
@@ -154,17 +155,17 @@ class _Worker:
         self._workload.close()
 
 
-def _build_engine(config: WorkerConfig) -> Engine:
+def _build_engine(config: WorkerConfig, key_file: Path | None) -> Engine:
     """Makes the model's folder first, where it is missing: minutes, once."""
     if config.engine == "sim":
         return SimEngine(config.sim, f"sim-{config.model.name}", RealClock())
     from pdserve.engine.vllm import VllmEngine
 
     name = config.model.path or config.model.name
-    return VllmEngine(_vllm_config(config, models.resolve(name, _log.info)))
+    return VllmEngine(_vllm_config(config, models.resolve(name, _log.info), key_file))
 
 
-def _vllm_config(config: WorkerConfig, folder: Path) -> VllmEngineConfig:
+def _vllm_config(config: WorkerConfig, folder: Path, key_file: Path | None) -> VllmEngineConfig:
     from pdserve.engine.vllm_args import VllmEngineConfig
 
     given = config.vllm
@@ -184,14 +185,24 @@ def _vllm_config(config: WorkerConfig, folder: Path) -> VllmEngineConfig:
         enforce_eager=given.enforce_eager,
         quantization=given.quantization,
         tensor_parallel=given.tensor_parallel,
-        transport=None if given.transport == "none" else given.transport,
+        transports=_transports(given.transport),
         kv_lease_s=math.ceil(config.lease_s),
         side_channel_host=given.side_channel.host,
         side_channel_port=given.side_channel.port,
+        grpc_port=given.grpc_port,
+        fleet_key_file=key_file,
         log_level=given.log_level,
         extra_engine_args=given.extra_args,
         **{name: value for name, value in optional.items() if value is not None},
     )
+
+
+def _transports(name: str) -> tuple[str, ...]:
+    from pdserve.engine.kv.transports import TRANSPORTS
+
+    if name == "auto":
+        return TRANSPORTS
+    return () if name == "none" else (name,)
 
 
 def _runs_on_cpu() -> bool:

@@ -20,6 +20,21 @@ SIZE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
+TRANSFER_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Of a channel that KV blocks come by: their holder is silent while it computes, and one that
+    # stopped is to be told from it within three seconds. gRPC answers pings on threads of its own.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+)
 _CHANNEL_OPTIONS = (
     *KEEPALIVE_OPTIONS,
     *SIZE_OPTIONS,

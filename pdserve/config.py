@@ -182,8 +182,17 @@ class VllmConfig(_Section):
         default=None, description="cores of a worker on CPU, for example '0-3'"
     )
     enforce_eager: bool = True
-    transport: Literal["nixl", "none"] = "nixl"
-    side_channel: Listen = Listen()
+    transport: Literal["auto", "nixl", "grpc", "none"] = Field(
+        default="auto", description="KV transports that the worker offers; auto: all of them"
+    )
+    side_channel: Listen = Field(
+        default=Listen(), description="where KV is handed over: its port is NIXL's"
+    )
+    grpc_port: Port = Field(
+        default=0,
+        description="KV over gRPC, on the side channel's host; the ranks of tensor parallelism "
+        "take those after it",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     extra_args: dict[str, Any] = Field(default={}, description="further arguments of vLLM's engine")
 

@@ -53,8 +53,8 @@ async def abort(context: Context, error: PdserveError) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError, lost: ErrorReason) -> PdserveError:
-    """What a failed call means. `lost` is the reason for a peer that is gone.
+def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
+    """What a failed call means, of grpc or of grpc.aio. `lost` is the reason for a lost peer.
 
     A status without pdserve's ErrorInfo was not made by a pdserve service: the peer cannot
     be reached, died in mid-call or was stopped (`lost`), or gRPC itself refused.
@@ -83,9 +83,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, lost: ErrorReason) -> PdserveErr
             return PdserveError(ErrorReason.INTERNAL, f"a worker answered {code.name}")
 
 
-def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
     try:
-        # Typed for the sync API's Call, whose methods an AioRpcError has too.
+        # Typed for a Call, whose methods the errors that gRPC raises have too.
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
     except ValueError:
         return None

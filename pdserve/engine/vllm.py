@@ -13,8 +13,8 @@ from typing import Any
 
 from pdserve.engine import vllm_process
 from pdserve.engine.base import Admitted, EngineInfo, EngineLoad, Prefilled, StepListener
-from pdserve.engine.kv import nixl
-from pdserve.engine.vllm_args import VllmEngineConfig
+from pdserve.engine.kv import grpc, nixl
+from pdserve.engine.vllm_args import VllmEngineConfig, grpc_config
 from pdserve.engine.vllm_stats import StepRecorder
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
@@ -22,6 +22,7 @@ from pdserve.types import (
     EngineRequest,
     FinishReason,
     FirstTokenTimings,
+    GrpcDescriptor,
     KvDescriptor,
     NixlDescriptor,
     SamplingParams,
@@ -38,6 +39,8 @@ class VllmEngine:
 
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
+        self._grpc = grpc_config(config, secrets.token_hex(8))
+        self._ports: tuple[int, ...] = ()
         self._process: vllm_process.EngineProcess | None = None
         self._recorder = StepRecorder(lambda _: None)
         self._info: EngineInfo | None = None
@@ -46,12 +49,11 @@ class VllmEngine:
 
     async def start(self, listener: StepListener) -> None:
         self._recorder = StepRecorder(listener)
-        process = vllm_process.EngineProcess(self._config, self._recorder)
+        process = vllm_process.EngineProcess(self._config, self._grpc.epoch, self._recorder)
         self._process = process
         try:
             self._info = await process.start()
-            async for _ in self.generate(_WARM_UP, None):
-                pass
+            await self._warm_up()
         except BaseException:
             await self.close()
             raise
@@ -71,7 +73,7 @@ class VllmEngine:
         reason = ErrorReason.DECODE_FAILED
         params = None
         if kv is not None:
-            params = nixl.decode_params(self._checked(kv, len(request.token_ids)))
+            params = self._fetch_params(kv, len(request.token_ids))
             # Until the first token, what can fail is the hand-off.
             reason = ErrorReason.KV_TRANSFER_FAILED
         outputs = self._outputs(request, _sampling(request.sampling, params))
@@ -79,6 +81,8 @@ class VllmEngine:
         async with aclosing(outputs):
             async for output in _translated(outputs, DecodeError, reason):
                 completion = output.outputs[0]
+                if completion.finish_reason == "error" and isinstance(kv, GrpcDescriptor):
+                    self._raise_failure(kv)
                 _check_finish(completion.finish_reason, DecodeError, reason)
                 first = completion_tokens == 0
                 completion_tokens += len(completion.token_ids)
@@ -96,17 +100,19 @@ class VllmEngine:
     async def prefill(
         self, request: EngineRequest, lease_s: float, transport: str
     ) -> AsyncGenerator[Admitted | Prefilled]:
+        early = None
+        params = nixl.prefill_params(lease_s)
+        if transport == GrpcDescriptor.transport:
+            early = grpc.new_descriptor(self._grpc, self._ports)
+            params = grpc.hold_params(early, lease_s)
         # What is sampled here is thrown away: the decode engine samples the first token.
-        sampling = _sampling(
-            SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
-            nixl.prefill_params(lease_s),
-        )
+        sampling = _sampling(SamplingParams(max_tokens=1, temperature=0, ignore_eos=True), params)
         name = _unique(request.request_id)
         last = None
         outputs = self._outputs(request, sampling, name)
         try:
             # NIXL's descriptor names the blocks, which are known at the end alone.
-            yield Admitted(None)
+            yield Admitted(early)
             async with aclosing(outputs):
                 async for output in _translated(outputs, PrefillError, ErrorReason.PREFILL_FAILED):
                     _check_finish(
@@ -115,25 +121,36 @@ class VllmEngine:
                     last = output
         except BaseException:
             # It may have finished inside the engine before the abort got there.
-            self._release_in_background(name)
+            self._release_in_background(
+                nixl.release_params(name) if early is None else grpc.release_params(early)
+            )
             raise
-        if last is None or last.kv_transfer_params is None:
+        if last is None or (early is None and last.kv_transfer_params is None):
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prompt's KV blocks are not held")
-        descriptor = nixl.to_descriptor(last.kv_transfer_params)
-        self._held.add(descriptor.request_id)
+        descriptor = early or nixl.to_descriptor(last.kv_transfer_params)
+        self._held.add(_held_name(descriptor))
         yield Prefilled(descriptor, last.num_cached_tokens or 0, *_phases(last.metrics))
 
     async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
-        if not isinstance(descriptor, NixlDescriptor) or descriptor.request_id not in self._held:
+        self._held -= self._recorder.take_ended()
+        if _held_name(descriptor) not in self._held:
             return False
-        await self._notify("renew", nixl.renew_params(descriptor.request_id, lease_s))
+        if isinstance(descriptor, NixlDescriptor):
+            await self._notify("renew", nixl.renew_params(descriptor.request_id, lease_s))
+        elif isinstance(descriptor, GrpcDescriptor):
+            await self._notify("renew", grpc.renew_params(descriptor, lease_s))
         return True
 
     async def release(self, descriptor: KvDescriptor) -> bool:
-        if not isinstance(descriptor, NixlDescriptor) or descriptor.request_id not in self._held:
+        self._held -= self._recorder.take_ended()
+        name = _held_name(descriptor)
+        if name not in self._held:
             return False
-        self._held.remove(descriptor.request_id)
-        await self._release(descriptor.request_id)
+        self._held.remove(name)
+        if isinstance(descriptor, NixlDescriptor):
+            await self._notify("release", nixl.release_params(name))
+        elif isinstance(descriptor, GrpcDescriptor):
+            await self._notify("release", grpc.release_params(descriptor))
         return True
 
     async def check(self) -> None:
@@ -159,29 +176,55 @@ class VllmEngine:
         # Two sequences may have one public id: a retry while the first is being aborted.
         return self._llm().generate(prompt, sampling, name or _unique(request.request_id))
 
-    def _checked(self, descriptor: KvDescriptor, num_tokens: int) -> NixlDescriptor:
-        if not isinstance(descriptor, NixlDescriptor) or not self.info.transports:
+    async def _warm_up(self) -> None:
+        """The first answer; it brings the ports that the engine's workers serve KV blocks on."""
+        serves = GrpcDescriptor.transport in self.info.transports
+        params = grpc.ports_params() if serves else None
+        outputs = self._outputs(_WARM_UP, _sampling(_WARM_UP.sampling, params))
+        async for output in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
+            if output.finished and serves:
+                self._ports = tuple(output.kv_transfer_params["ports"])
+
+    def _fetch_params(self, descriptor: KvDescriptor, num_tokens: int) -> dict[str, Any]:
+        fits = descriptor.transport in self.info.transports
+        if fits and isinstance(descriptor, NixlDescriptor):
+            fits = nixl.covers(descriptor, num_tokens, self.info.fingerprint.block_size)
+            params = nixl.decode_params(descriptor)
+        elif fits and isinstance(descriptor, GrpcDescriptor):
+            fits = len(descriptor.ports) == self.info.fingerprint.tensor_parallel
+            params = grpc.fetch_params(descriptor)
+        else:
             raise DecodeError(
                 ErrorReason.KV_TRANSFER_FAILED, "this engine cannot fetch such KV blocks"
             )
-        if not nixl.covers(descriptor, num_tokens, self.info.fingerprint.block_size):
+        if not fits:
             raise DecodeError(
                 ErrorReason.KV_TRANSFER_FAILED, "the KV blocks are not those of the prompt"
             )
-        return descriptor
+        return params
 
-    async def _release(self, request_id: str) -> None:
-        await self._notify("release", nixl.release_params(request_id))
+    def _raise_failure(self, descriptor: GrpcDescriptor) -> None:
+        """Raises what the engine's workers say of a fetch, if they have said it."""
+        failure = self._recorder.take_failure(descriptor.transfer_id)
+        if failure is not None:
+            raise failure
 
     async def _notify(self, name: str, params: dict[str, Any]) -> None:
         """Gives the connector an order, by an empty request that vLLM aborts at once."""
         if self._process is not None and self._process.alive:
             await self._process.llm.notify_kv_transfer_request_rejected(_unique(name), params)
 
-    def _release_in_background(self, name: str) -> None:
-        task = asyncio.ensure_future(self._release(name))
+    def _release_in_background(self, params: dict[str, Any]) -> None:
+        task = asyncio.ensure_future(self._notify("release", params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
+
+
+def _held_name(descriptor: KvDescriptor) -> str:
+    """What the engine holds the blocks under; empty for none of its own."""
+    if isinstance(descriptor, NixlDescriptor):
+        return descriptor.request_id
+    return descriptor.transfer_id if isinstance(descriptor, GrpcDescriptor) else ""
 
 
 def _unique(request_id: str) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 
 from pdserve.engine.child import ENGINE_MARK
-from pdserve.engine.kv.nixl import MIN_LEASE_S, NixlConfig, transfer_config
+from pdserve.engine.kv import grpc, nixl
+from pdserve.engine.kv.transports import TRANSPORTS, transfer_config
 from pdserve.errors import ConfigError
-from pdserve.types import Role
+from pdserve.types import GrpcDescriptor, NixlDescriptor, Role
 
 _GIB = 2**30
 _CPU_BLOCK_MULTIPLE = 32
@@ -35,11 +36,13 @@ class VllmEngineConfig:
     `cores` is a CPU list as "0" or "0-3,8", one per tensor-parallel rank, joined by "|".
     `block_size` is in tokens, on CPU a multiple of 32. `max_num_batched_tokens` bounds a step,
     and with it how long a cancellation takes and how long decodes wait for a chunk of a prompt.
-    `transport` "nixl" lets the engine hand prompts over as `roles` say; its side channel
-    listens on `side_channel_host`, which decode engines must reach, port 0 for a free one.
-    `kv_lease_s` is in whole seconds. `log_level` is that of vLLM's own log; below it, and
-    always unless it is "DEBUG", tracebacks are cut to a line. `extra_engine_args` are passed
-    to vLLM's AsyncEngineArgs as they are and win over everything here.
+    `transports` let the engine hand prompts over as `roles` say, the best first. It listens on
+    `side_channel_host`, which decode engines must reach: for NIXL on `side_channel_port`, for
+    gRPC on `grpc_port` and, with tensor parallelism, those after it; 0 picks free ones.
+    `fleet_key_file` holds the key that readers over gRPC must carry. `kv_lease_s` is in whole
+    seconds. `log_level` is that of vLLM's own log; below it, and always unless it is "DEBUG",
+    tracebacks are cut to a line. `extra_engine_args` are passed to vLLM's AsyncEngineArgs as
+    they are and win over everything here.
     """
 
     model_path: Path
@@ -56,11 +59,13 @@ class VllmEngineConfig:
     enforce_eager: bool = False
     quantization: str | None = None
     tensor_parallel: int = 1
-    transport: str | None = "nixl"
+    transports: tuple[str, ...] = TRANSPORTS
     kv_lease_s: int = 30
     transfer_timeout_s: float = 60.0
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int = 0
+    grpc_port: int = 0
+    fleet_key_file: Path | None = None
     log_level: str = "WARNING"
     extra_engine_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -74,16 +79,18 @@ def check_config(config: VllmEngineConfig) -> None:
         raise ConfigError(f"no model at {config.model_path}: it has no config.json")
     if not config.roles:
         raise ConfigError("an engine needs a role: prefill, decode or both")
-    if config.transport not in (None, "nixl"):
-        raise ConfigError(f"unknown KV transport {config.transport!r}: use nixl or none")
-    if config.kv_lease_s < MIN_LEASE_S:
-        raise ConfigError(f"a KV lease of {config.kv_lease_s} s is too short: {MIN_LEASE_S} s")
+    if unknown := set(config.transports) - set(TRANSPORTS):
+        raise ConfigError(f"unknown KV transport {unknown.pop()!r}: use {' or '.join(TRANSPORTS)}")
+    if config.kv_lease_s < nixl.MIN_LEASE_S:
+        raise ConfigError(f"a KV lease of {config.kv_lease_s} s is too short: {nixl.MIN_LEASE_S} s")
     if config.block_size < 1:
         raise ConfigError(f"block size {config.block_size} is not positive")
     if config.cores is not None:
         _check_cores(config.cores, config.tensor_parallel)
-    if config.transport == "nixl":
+    if NixlDescriptor.transport in config.transports:
         _check_port(config.side_channel_host, config.side_channel_port)
+    if GrpcDescriptor.transport in config.transports:
+        _check_port(config.side_channel_host, config.grpc_port)
 
 
 def check_cpu(config: VllmEngineConfig) -> None:
@@ -173,8 +180,11 @@ def set_cpu_environment() -> None:
     os.environ.setdefault("UCX_TLS", "tcp,shm,self")
 
 
-def engine_args(config: VllmEngineConfig) -> dict[str, Any]:
-    """The arguments of vLLM's AsyncEngineArgs, but for the class of the transfer config."""
+def engine_args(config: VllmEngineConfig, epoch: str) -> dict[str, Any]:
+    """The arguments of vLLM's AsyncEngineArgs, but for the class of the transfer config.
+
+    `epoch` is this start's, as in `grpc_config`.
+    """
     args: dict[str, Any] = {
         "model": str(config.model_path),
         "dtype": config.dtype,
@@ -195,17 +205,31 @@ def engine_args(config: VllmEngineConfig) -> dict[str, Any]:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * _GIB)
     elif config.gpu_memory_utilization is not None:
         args["gpu_memory_utilization"] = config.gpu_memory_utilization
-    if config.transport == "nixl":
-        args["kv_transfer_config"] = transfer_config(nixl_config(config))
+    if config.transports:
+        extras = {
+            NixlDescriptor.transport: nixl.extra_config(nixl_config(config)),
+            GrpcDescriptor.transport: grpc.extra_config(grpc_config(config, epoch)),
+        }
+        own = {name: extras[name] for name in config.transports}
+        args["kv_transfer_config"] = transfer_config(config.roles, own)
     return args | dict(config.extra_engine_args)
 
 
-def nixl_config(config: VllmEngineConfig) -> NixlConfig:
-    return NixlConfig(
-        roles=config.roles,
+def nixl_config(config: VllmEngineConfig) -> nixl.NixlConfig:
+    return nixl.NixlConfig(
         model_revision=config.model_revision,
         host=config.side_channel_host,
         port=config.side_channel_port,
         lease_s=config.kv_lease_s,
         transfer_timeout_s=config.transfer_timeout_s,
+    )
+
+
+def grpc_config(config: VllmEngineConfig, epoch: str) -> grpc.GrpcConfig:
+    return grpc.GrpcConfig(
+        host=config.side_channel_host,
+        epoch=epoch,
+        port=config.grpc_port,
+        timeout_s=config.transfer_timeout_s,
+        key_file=config.fleet_key_file,
     )

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pdserve.engine.base import EngineInfo
 from pdserve.engine.child import FAULTS_FILE, one_line
-from pdserve.engine.kv.layout import block_layout
+from pdserve.engine.kv.layout import block_layout, kv_dtype, required_layout
 from pdserve.engine.vllm_args import (
     VllmEngineConfig,
     check_config,
@@ -37,8 +37,10 @@ _SHUTDOWN_S = 5.0
 class EngineProcess:
     """vLLM's AsyncLLM and the processes that it starts; `start` once, `close` as often as liked."""
 
-    def __init__(self, config: VllmEngineConfig, recorder: StepRecorder) -> None:
+    def __init__(self, config: VllmEngineConfig, epoch: str, recorder: StepRecorder) -> None:
+        """`epoch` is random at each start."""
         self._config = config
+        self._epoch = epoch
         self._recorder = recorder
         self._llm: Any = None
         self._folder = tempfile.TemporaryDirectory(prefix="pdserve-engine-")
@@ -112,7 +114,7 @@ class EngineProcess:
             if current_platform.is_cpu():
                 check_cpu(self._config)
                 set_cpu_environment()
-            args = engine_args(self._config)
+            args = engine_args(self._config, self._epoch)
             if isinstance(transfer := args.get("kv_transfer_config"), dict):
                 args["kv_transfer_config"] = KVTransferConfig(**transfer)
             vllm_config = AsyncEngineArgs(**args).create_engine_config()
@@ -181,14 +183,11 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
     cache = vllm_config.cache_config
-    kv_dtype = cache.cache_dtype
-    if kv_dtype == "auto":
-        kv_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     return EngineInfo(
         kind="vllm",
         fingerprint=Fingerprint(
             model_revision=config.model_revision,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype(vllm_config),
             block_size=cache.block_size,
             layout=_layout(vllm_config),
             tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
@@ -196,13 +195,10 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
         ),
         context_length=vllm_config.model_config.max_model_len,
         kv_capacity_tokens=cache.num_gpu_blocks * cache.block_size,
-        transports=(config.transport,) if config.transport else (),
+        transports=config.transports,
     )
 
 
 def _layout(vllm_config: Any) -> str:
-    if vllm_config.kv_transfer_config is None:
-        return block_layout(vllm_config, None)
-    from pdserve.engine.kv.nixl_connector import PdNixlConnector
-
-    return block_layout(vllm_config, PdNixlConnector.get_required_kvcache_layout(vllm_config))
+    moves = vllm_config.kv_transfer_config is not None
+    return block_layout(vllm_config, required_layout(vllm_config) if moves else None)

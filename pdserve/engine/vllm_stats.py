@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pdserve.engine.base import EngineLoad, StepListener, StepStats, Transfer
+from pdserve.errors import DecodeError, ErrorReason
+from pdserve.types import GrpcDescriptor
+
+_MAX_FAILURES = 256
 
 
 class StepRecorder:
@@ -17,6 +21,17 @@ class StepRecorder:
     def __init__(self, listener: StepListener) -> None:
         self._listener = listener
         self.load = EngineLoad()
+        self._failures: dict[str, DecodeError] = {}
+        self._ended: set[str] = set()
+
+    def take_failure(self, transfer_id: str) -> DecodeError | None:
+        """Why a transfer over gRPC into this engine failed; told once."""
+        return self._failures.pop(transfer_id, None)
+
+    def take_ended(self) -> set[str]:
+        """The transfer ids of holds over gRPC that the engine has ended since the last call."""
+        ended, self._ended = self._ended, set()
+        return ended
 
     def record(self, stats: Any) -> None:
         """Takes vLLM's `SchedulerStats` of one step."""
@@ -29,11 +44,24 @@ class StepRecorder:
             ),
             prefix_queries=prefix.queries,
             prefix_hits=prefix.hits,
-            transfers=nixl_transfers(stats.kv_connector_stats),
+            transfers=self._transfers(stats.kv_connector_stats or {}),
         )
         if step != StepStats(load=self.load):
             self.load = step.load
             self._listener(step)
+
+    def _transfers(self, payload: dict[str, Any]) -> tuple[Transfer, ...]:
+        """Takes what each transport's connector reports; `payload` has it by their classes."""
+        grpc = payload.get("PdGrpcConnector", {})
+        while len(self._failures) > _MAX_FAILURES:  # of requests that were given up meanwhile
+            del self._failures[next(iter(self._failures))]
+        for transfer_id, reason, message in grpc.get("failures", ()):
+            self._failures[transfer_id] = DecodeError(ErrorReason[reason], message)
+        self._ended.update(grpc.get("ended", ()))
+        return nixl_transfers(payload.get("PdNixlConnector")) + tuple(
+            Transfer(GrpcDescriptor.transport, size, seconds)
+            for size, seconds in grpc.get("transfers", ())
+        )
 
 
 def nixl_transfers(payload: dict[str, Any] | None) -> tuple[Transfer, ...]:

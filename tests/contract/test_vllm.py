@@ -144,7 +144,7 @@ async def decode_engine(decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
     await engine.close()
 
 
-@pytest.fixture(params=["nixl"])
+@pytest.fixture(params=["nixl", "grpc"])
 def transport(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

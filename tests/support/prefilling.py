@@ -11,6 +11,6 @@ async def read(engine: Engine, asked: EngineRequest, transport: str, lease_s: fl
     admitted, prefilled = [event async for event in engine.prefill(asked, lease_s, transport)]
     assert isinstance(admitted, Admitted)
     assert isinstance(prefilled, Prefilled)
-    assert admitted.descriptor is None or admitted.descriptor is prefilled.descriptor
+    assert admitted.descriptor in (None, prefilled.descriptor)
     assert prefilled.descriptor.transport == transport
     return prefilled

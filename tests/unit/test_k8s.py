@@ -155,6 +155,7 @@ def test_policies_let_in_what_the_fleet_needs_and_no_more(fleet: Fleet) -> None:
         assert set(_let_in(fleet, workload)) == {
             ("coordinator", "grpc", None),
             ("worker", 7001, None),
+            ("worker", 7010, 7019),
             ("worker", 7100, 7199),
             ("namespace", "metrics", None),
         }

@@ -1,8 +1,22 @@
-"""The order of the numbers in a KV block, as far as it differs between engines."""
+"""What the numbers in a KV block are and how they are ordered, as far as engines differ."""
 
 from __future__ import annotations
 
 from typing import Any
+
+
+def required_layout(vllm_config: Any) -> str | None:
+    """The order of dimensions that our connectors ask vLLM for, as its NIXL connector does:
+    blocks of a layer lie one after the other, keys and values together."""
+    return None if vllm_config.model_config.use_mla else "LBHNC"
+
+
+def kv_dtype(vllm_config: Any) -> str:
+    """The element type of the KV cache."""
+    name: str = vllm_config.cache_config.cache_dtype
+    if name == "auto":
+        return str(vllm_config.model_config.dtype).removeprefix("torch.")
+    return name
 
 
 def block_layout(vllm_config: Any, required: str | None) -> str:

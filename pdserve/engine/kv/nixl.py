@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.types import NixlDescriptor, Role
+from pdserve.types import NixlDescriptor
 
 CONNECTOR_MODULE = "pdserve.engine.kv.nixl_connector"
 CONNECTOR_CLASS = "PdNixlConnector"
@@ -36,7 +36,6 @@ class NixlConfig:
     of the same `model_revision`, whatever the folder that each loaded it from.
     """
 
-    roles: frozenset[Role]
     model_revision: str
     host: str
     port: int = 0
@@ -44,21 +43,14 @@ class NixlConfig:
     transfer_timeout_s: float = 60.0
 
 
-def transfer_config(config: NixlConfig) -> dict[str, Any]:
-    """The fields of vLLM's KVTransferConfig."""
+def extra_config(config: NixlConfig) -> dict[str, Any]:
+    """The connector's part of vLLM's KVTransferConfig."""
     return {
-        "kv_connector": CONNECTOR_CLASS,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": _kv_role(config.roles),
-        # A hand-off that fails is reported, never silently computed again.
-        "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {
-            "kv_lease_duration": config.lease_s,
-            "side_channel_host": config.host,
-            "side_channel_port": config.port,
-            "transfer_timeout_s": config.transfer_timeout_s,
-            "model_revision": config.model_revision,
-        },
+        "kv_lease_duration": config.lease_s,
+        "side_channel_host": config.host,
+        "side_channel_port": config.port,
+        "transfer_timeout_s": config.transfer_timeout_s,
+        "model_revision": config.model_revision,
     }
 
 
@@ -124,9 +116,3 @@ def covers(descriptor: NixlDescriptor, num_tokens: int, block_size: int) -> bool
     """
     needed = -(-num_tokens // block_size)
     return all(len(group) == needed for group in descriptor.block_groups)
-
-
-def _kv_role(roles: frozenset[Role]) -> str:
-    if roles == {Role.PREFILL}:
-        return "kv_producer"
-    return "kv_consumer" if roles == {Role.DECODE} else "kv_both"

@@ -18,8 +18,6 @@ from pdserve.engine.kv import lease
 from pdserve.engine.kv.nixl import LEASE_KEY, RELEASE_KEY, RENEW_KEY
 
 _POLL_MS = 200
-_LEASE_POLL_S = 0.005
-"""How often an engine that has nothing to do but wait for readers looks whether they are done."""
 
 
 class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -65,23 +63,9 @@ class LeasingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         # A lease may have ended since it was asked to end.
         meta.released = self._released & self._leases.keys()
         self._released = set()
-        if self._only_leases(scheduler_output, meta):
-            time.sleep(_LEASE_POLL_S)
+        # Requests that wait for blocks, or read them, are not to be kept waiting.
+        meta.idle = not (meta.released or meta.reqs_to_recv or self._heartbeat_req_engine)
         return meta
-
-    def _only_leases(self, scheduler_output: Any, meta: Any) -> bool:
-        """Whether this step has nothing to do but to see if a lease has ended.
-
-        vLLM repeats such steps as fast as it can, and sends statistics after each: 1.6 cores.
-        """
-        return (
-            bool(self._leases)
-            and not scheduler_output.total_num_scheduled_tokens
-            and not meta.released
-            # Requests that wait for blocks, or read them.
-            and not meta.reqs_to_recv
-            and not self._heartbeat_req_engine
-        )
 
     def update_connector_output(self, connector_output: Any) -> None:
         # vLLM frees these blocks right after this call: from here on readers are told no.

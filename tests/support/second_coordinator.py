@@ -1,0 +1,45 @@
+"""Another coordinator of the same workers, which hands over by one KV transport alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.fleet import Fleet
+
+
+@contextmanager
+def second_coordinator(fleet: Fleet, transport: str) -> Iterator[Fleet]:
+    """Clients of it, once it has handed a prompt over; it ends with the context."""
+    env = fleet.system.child("coordinator").environ()
+    config = json.loads(env["PDSERVE_COORDINATOR"])
+    for surface in ("http", "grpc"):
+        config[surface]["port"] = 0
+    for model in config["models"]:
+        model["transport"] = transport
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "coordinator"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ
+        | {"PDSERVE_COORDINATOR": json.dumps(config), "PDSERVE_LOG": env["PDSERVE_LOG"]},
+    )
+    try:
+        assert process.stdout is not None
+        told: dict[str, str] = {}
+        for line in process.stdout:
+            event = json.loads(line)
+            told |= event if event["event"] == "listening" else {}
+            if event["event"] == "ready":
+                break
+        ready = {**told, "model": fleet.model, "metrics": fleet.metrics_addresses}
+        with Fleet(fleet.system, ready) as clients:
+            yield clients
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)

@@ -1,0 +1,329 @@
+"""KV blocks over real gRPC, from one cache in memory to another: no engine, no model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from pdserve.engine.kv import frames, grpc_server, holds
+from pdserve.engine.kv.blocks import CacheShape, block_rows, block_store
+from pdserve.engine.kv.grpc_fetch import Fetched, Fetcher, Order
+from pdserve.engine.kv.grpc_server import TransferServer, rectangle
+from pdserve.engine.kv.holds import End, Hold, HoldTable
+from pdserve.errors import ErrorReason
+
+T = TypeVar("T")
+NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 40, 3, 32
+SHAPE = CacheShape(BLOCK_SIZE, NUM_LAYERS, 2 * BLOCK_SIZE * 16 * 2, "LBHNC", "bfloat16")
+HOLDER_BLOCKS = [7, 8, 9, 3, 30, 31, 12]
+READER_BLOCKS = [20, 1, 2, 3, 39, 17, 16]
+NUM_TOKENS = 7 * BLOCK_SIZE - 5
+
+
+def cache(seed: int) -> dict[str, torch.Tensor]:
+    """Layers of [blocks, heads, tokens, content], as vLLM lays them out, full of noise."""
+    torch.manual_seed(seed)
+    shape = (NUM_BLOCKS, 2, BLOCK_SIZE, 16)
+    return {f"layer.{i}": torch.randn(shape).to(torch.bfloat16) for i in range(NUM_LAYERS)}
+
+
+@dataclass
+class Pair:
+    """A holder and a reader, and what the test does to the holder's engine."""
+
+    theirs: dict[str, torch.Tensor]
+    ours: dict[str, torch.Tensor]
+    table: HoldTable
+    server: TransferServer
+    fetcher: Fetcher
+
+    def admit(self) -> Hold:
+        hold = Hold("t", NUM_TOKENS, len(HOLDER_BLOCKS))
+        self.table.open(hold)
+        return hold
+
+    def read_prompt(self) -> Hold:
+        hold = self.admit()
+        hold.extend(HOLDER_BLOCKS, len(HOLDER_BLOCKS), lambda: None)
+        self.table.expire_at("t", 30)
+        return hold
+
+    def begin(self) -> Hold:
+        """A fetch that has the first block and waits for the second."""
+        hold = self.admit()
+        self.fetcher.start(self.order())
+        hold.extend(HOLDER_BLOCKS[:1], 1, lambda: None)
+        ours, theirs = self.ours["layer.2"], self.theirs["layer.2"]
+        until(lambda: torch.equal(ours[READER_BLOCKS[0]], theirs[HOLDER_BLOCKS[0]]))
+        return hold
+
+    def order(self, first_block: int = 0) -> Order:
+        return Order(
+            *("request", "t", "epoch", "127.0.0.1", [self.server.port], NUM_TOKENS, first_block),
+            READER_BLOCKS[first_block:],
+        )
+
+    def fetch(self, order: Order | None = None) -> Fetched:
+        self.fetcher.start(order or self.order())
+        return self.ended()
+
+    def ended(self) -> Fetched:
+        (fetched,) = until(self.fetcher.finished)
+        return fetched
+
+    def require_equal(self, first_block: int = 0) -> None:
+        """The fetched blocks are the holder's; every other block is as it was."""
+        before = cache(2)
+        for name, layer in self.ours.items():
+            expected = before[name]
+            theirs = HOLDER_BLOCKS[first_block:]
+            expected[READER_BLOCKS[first_block:]] = self.theirs[name][theirs]
+            assert torch.equal(layer.view(torch.int16), expected.view(torch.int16))
+
+    def require_untouched(self) -> None:
+        for name, layer in cache(2).items():
+            assert torch.equal(self.ours[name].view(torch.int16), layer.view(torch.int16))
+
+
+def until(ask: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 10
+    while not (answer := ask()):
+        assert time.monotonic() < deadline, "nothing came"
+        threading.Event().wait(0.005)
+    return answer
+
+
+@pytest.fixture
+def make_pair() -> Iterator[Callable[..., Pair]]:
+    made: list[Pair] = []
+
+    def make(
+        key: str | None = None,
+        readers_key: str | None = None,
+        shape: CacheShape = SHAPE,
+        timeout_s: float = 10.0,
+    ) -> Pair:
+        theirs, ours, table = cache(1), cache(2), HoldTable()
+        from_rows, to_rows = block_rows(theirs, NUM_BLOCKS), block_rows(ours, NUM_BLOCKS)
+        address = ("127.0.0.1", 0)
+        server = TransferServer(address, table, block_store(from_rows), SHAPE, "epoch", key)
+        fetcher = Fetcher(block_store(to_rows), shape, 0, readers_key, timeout_s)
+        made.append(Pair(theirs, ours, table, server, fetcher))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.fetcher.close()
+        pair.server.close()
+
+
+@pytest.fixture
+def pair(make_pair: Callable[..., Pair]) -> Pair:
+    return make_pair()
+
+
+def reason(fetched: Fetched) -> ErrorReason:
+    assert fetched.failure is not None
+    return fetched.failure.reason
+
+
+@pytest.mark.parametrize("part_bytes", [1, 3_000, 10_000, 2**21], ids=str)
+@pytest.mark.parametrize("first_block", [0, 4, 7])
+def test_the_blocks_arrive_and_no_other_changes(
+    pair: Pair, first_block: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "PART_BYTES", part_bytes)
+    hold = pair.read_prompt()
+    fetched = pair.fetch(pair.order(first_block))
+    assert fetched.failure is None
+    blocks = len(HOLDER_BLOCKS) - first_block
+    assert fetched.num_bytes == blocks * NUM_LAYERS * SHAPE.bytes_per_block
+    pair.require_equal(first_block)
+    assert until(lambda: hold.end) is End.FETCHED
+    assert pair.table.sweep() == {"t": End.FETCHED}
+
+
+def test_blocks_are_fetched_while_the_prompt_is_read(pair: Pair) -> None:
+    hold = pair.begin()
+    assert not pair.fetcher.finished()
+    hold.extend(HOLDER_BLOCKS[1:], 7, lambda: None)
+    assert pair.ended().failure is None
+    pair.require_equal()
+
+
+def test_a_reader_may_come_before_the_prompt(pair: Pair) -> None:
+    pair.fetcher.start(pair.order())
+    assert not pair.fetcher.finished()
+    pair.read_prompt()
+    assert pair.ended().failure is None
+    pair.require_equal()
+
+
+def test_a_transfer_that_nobody_holds_is_foreign(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "UNSEEN_S", 0.05)
+    assert reason(pair.fetch()) is ErrorReason.KV_FOREIGN
+
+
+def test_a_hold_that_was_released_is_refused_at_once(pair: Pair) -> None:
+    pair.read_prompt()
+    pair.table.close("t", End.RELEASED)
+    assert reason(pair.fetch()) is ErrorReason.KV_FOREIGN
+    pair.require_untouched()
+
+
+def test_another_epoch_is_refused(pair: Pair) -> None:
+    pair.read_prompt()
+    assert reason(pair.fetch(replace(pair.order(), epoch="old"))) is ErrorReason.KV_STALE_EPOCH
+
+
+def test_blocks_are_fetched_once(pair: Pair) -> None:
+    hold = pair.begin()
+    pair.fetcher.start(replace(pair.order(), request_id="second"))
+    second = pair.ended()
+    assert (second.order.request_id, reason(second)) == ("second", ErrorReason.KV_REUSED)
+    hold.extend(HOLDER_BLOCKS[1:], 7, lambda: None)
+    assert pair.ended().failure is None
+
+
+@pytest.mark.parametrize("readers_key", [None, "wrong"])
+def test_a_reader_must_carry_the_fleet_key(
+    make_pair: Callable[..., Pair], readers_key: str | None
+) -> None:
+    pair = make_pair(key="right", readers_key=readers_key)
+    pair.read_prompt()
+    assert reason(pair.fetch()) is ErrorReason.UNAUTHENTICATED
+
+
+def test_a_reader_with_the_fleet_key_is_served(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(key="right", readers_key="right")
+    pair.read_prompt()
+    assert pair.fetch().failure is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"block_size": 64}, {"num_layers": 2}, {"layout": "NHD"}, {"kv_dtype": "float16"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_kind_of_cache_is_refused(
+    make_pair: Callable[..., Pair], change: dict[str, object]
+) -> None:
+    pair = make_pair(shape=replace(SHAPE, **change))  # type: ignore[arg-type]
+    pair.read_prompt()
+    assert reason(pair.fetch()) is ErrorReason.KV_INCOMPATIBLE
+    pair.require_untouched()
+
+
+def test_another_number_of_tokens_is_refused(pair: Pair) -> None:
+    pair.read_prompt()
+    fetched = pair.fetch(replace(pair.order(), num_tokens=NUM_TOKENS + 1))
+    assert reason(fetched) is ErrorReason.KV_TRANSFER_FAILED
+    pair.require_untouched()
+
+
+def test_bytes_that_changed_on_the_way_are_refused(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = frames.write
+
+    def flip(*args: object) -> tuple[bytes, int]:
+        message, checksum = write(*args)  # type: ignore[arg-type]
+        altered = bytearray(message)
+        altered[len(altered) // 2] ^= 1
+        return bytes(altered), checksum
+
+    monkeypatch.setattr(frames, "write", flip)
+    hold = pair.read_prompt()
+    assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
+    pair.require_untouched()
+    assert until(lambda: hold.end) in (End.ABANDONED, End.FETCHED)
+
+
+def test_blocks_that_were_left_out_are_missed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "rectangle", lambda shape: (2, NUM_LAYERS))
+    hold = pair.read_prompt()
+    monkeypatch.setattr(hold, "wait", lambda first, alive: 4 if first < 4 else first)
+    assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
+
+
+def test_taking_blocks_back_ends_the_transfer(pair: Pair) -> None:
+    pair.begin()
+    pair.table.close("t", End.ABANDONED)
+    # From here on the blocks are another prompt's.
+    assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
+
+
+def test_a_cancelled_fetch_ends_at_once_and_frees_the_holder(pair: Pair) -> None:
+    hold = pair.begin()
+    pair.fetcher.cancel("request")
+    begun = time.monotonic()
+    assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
+    assert time.monotonic() - begun < 1
+    assert until(lambda: hold.end) is End.ABANDONED
+
+
+def test_a_holder_that_is_gone_fails_the_fetch(pair: Pair) -> None:
+    pair.begin()
+    pair.server.close()
+    assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
+
+
+def test_a_holder_that_sends_nothing_is_given_up(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(timeout_s=0.1)
+    pair.admit()
+    assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
+
+
+def test_a_hold_that_nobody_fetches_runs_out() -> None:
+    now = [0.0]
+    table = HoldTable(lambda: now[0])
+    table.open(Hold("t", NUM_TOKENS, 7))
+    now[0] = 100
+    assert table.sweep() == {}, "it is being read"
+    table.expire_at("t", 5)
+    now[0] = 104
+    table.expire_at("t", 5)
+    now[0] = 108
+    assert table.sweep() == {}
+    now[0] = 109
+    assert table.sweep() == {"t": End.EXPIRED}
+    assert table.get("t") is None
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_block", "num_layers", "expected"),
+    [
+        (24_576, 30, (2, 30)),  # SmolLM2-135M: 0.7 MiB a block
+        (65_536, 32, (1, 32)),  # Llama-3.1-8B, blocks of 16 tokens: exactly 2 MiB
+        (65_536, 80, (1, 32)),  # Llama-3.1-70B: 5 MiB a block
+        (4_194_304, 2, (1, 1)),
+    ],
+)
+def test_parts_are_of_a_few_megabytes(
+    bytes_per_block: int, num_layers: int, expected: tuple[int, int]
+) -> None:
+    shape = CacheShape(16, num_layers, bytes_per_block, "", "")
+    assert rectangle(shape) == expected
+
+
+def test_a_cache_whose_blocks_are_scattered_is_refused() -> None:
+    tensor = torch.zeros(2, NUM_BLOCKS, 8).transpose(0, 1)
+    with pytest.raises(ValueError, match=r"cannot serve the cache of layer\.0"):
+        block_rows({"layer.0": tensor}, NUM_BLOCKS)
+
+
+def test_rows_are_views_of_the_cache() -> None:
+    caches = cache(1)
+    rows = block_rows(caches, NUM_BLOCKS)
+    given = np.arange(SHAPE.bytes_per_block, dtype=np.uint8)
+    block_store(rows).scatter([5], range(1, 2), given.tobytes())
+    assert caches["layer.1"][5].view(torch.uint8).flatten().tolist() == given.tolist()
