@@ -115,14 +115,14 @@ class Session:
             if not reserved:
                 self._shared.workload.require_open()
             request, kv = convert.start_from_proto(command)
-            self._charge(sequence_id, request)
+            turn = self._charge(sequence_id, request)
         except PdserveError as error:
             self._shared.room.release(self._key(sequence_id))
             self._shared.report_room()
             self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
             self._close_if_done()
             return
-        self._tasks[sequence_id] = asyncio.create_task(self._run(sequence_id, request, kv))
+        self._tasks[sequence_id] = asyncio.create_task(self._run(sequence_id, request, kv, turn))
 
     def _abort(self, sequence_id: int) -> None:
         task = self._tasks.get(sequence_id)
@@ -148,23 +148,29 @@ class Session:
                 f"prompt and answer of {num_tokens} tokens exceed the context of {context_length}",
             )
 
-    def _charge(self, sequence_id: int, request: EngineRequest) -> None:
+    def _charge(self, sequence_id: int, request: EngineRequest) -> asyncio.Event:
+        """Charges a sequence; its turn to begin is when the event is set."""
         max_tokens = request.sampling.max_tokens
         if not request.token_ids or not max_tokens:
             missing = "prompt" if not request.token_ids else "max_tokens"
             raise DecodeError(ErrorReason.INVALID_ARGUMENT, f"{missing} is not set", param=missing)
         num_tokens = len(request.token_ids) + max_tokens
         self._check_context(num_tokens)
-        if not self._shared.room.commit(self._key(sequence_id), num_tokens):
+        turn = asyncio.Event()
+        if not self._shared.room.commit(self._key(sequence_id), num_tokens, turn.set):
             raise DecodeError(
                 ErrorReason.NO_ROOM, f"no room for {num_tokens} tokens in the KV cache"
             )
         self._shared.report_room()
+        return turn
 
-    async def _run(self, sequence_id: int, request: EngineRequest, kv: KvHandle | None) -> None:
+    async def _run(
+        self, sequence_id: int, request: EngineRequest, kv: KvHandle | None, turn: asyncio.Event
+    ) -> None:
         """Runs one sequence to its end, whatever that is, and tells it."""
         try:
             with self._shared.workload.sequence(Role.DECODE):
+                await turn.wait()
                 await self._generate(sequence_id, request, kv)
         except PdserveError as error:
             self.outgoing.fail(sequence_id, Failure(error.reason, error.message))

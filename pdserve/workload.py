@@ -40,9 +40,10 @@ class Workload:
     @property
     def load(self) -> Load:
         leases = self._leases()
+        waiting = 0 if self.room is None else self.room.waiting
         return Load(
             running=self._engine.running,
-            waiting=self._engine.waiting,
+            waiting=self._engine.waiting + waiting,
             kv_usage=self._engine.kv_usage,
             open_leases=leases.open,
             reserved_tokens=self._reserved_tokens,

@@ -277,7 +277,7 @@ class SimEngine:
         free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
         while self._waiting and len(self._running) < self._config.max_num_seqs:
             sequence = self._waiting[0]
-            if sequence.num_tokens >= free and (self._running or self._held.num_tokens):
+            if sequence.num_tokens >= free and free < self._config.kv_capacity_tokens:
                 return
             self._waiting.popleft()
             self._running.append(sequence)
@@ -311,8 +311,10 @@ class SimEngine:
                 continue
             if sequence.advance():
                 self._running.remove(sequence)
-                self._used_tokens -= sequence.held
-                sequence.held = 0
+                # The blocks of a prompt read for others stay: `prefill` has them held.
+                if sequence.writes:
+                    self._used_tokens -= sequence.held
+                    sequence.held = 0
             else:
                 sequence.held += 1
                 self._used_tokens += 1

@@ -100,3 +100,21 @@ async def test_two_workers_of_both_roles_do_not_fill_each_other_s_caches(transpo
         assert max(ending.took_s for ending in endings) < 2
         await asyncio.sleep(1)
         fleet.assert_idle()
+
+
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+@on_virtual_time
+async def test_colocated_sequences_do_not_stand_before_promised_ones_in_a_circle(
+    transport: str,
+) -> None:
+    """While each worker reads a prompt for the other, a colocated one comes to each that does
+    not fit beside it: there it must not stand before the sequence that fetches the other's."""
+    async with local_fleet(*workers("both roles"), transport=transport) as fleet:
+        jobs = [Job(number, 0.0, None, Mode.DISAGGREGATED, 700, 10) for number in (1, 2)]
+        jobs += [Job(number, 0.05, None, Mode.COLOCATED, 1_400, 10) for number in (3, 4)]
+        endings = await drive(jobs, lambda job: ask(fleet, job))
+        assert {ending.outcome for ending in endings} == {"finished"}
+        assert max(ending.took_s for ending in endings) < 2
+        assert not any(record.fallbacks for record in fleet.records)
+        await asyncio.sleep(1)
+        fleet.assert_idle()

@@ -9,14 +9,23 @@ from hypothesis import strategies as st
 from pdserve.room import Room
 
 
+def begins() -> None:
+    """What a sequence does whose begin does not matter."""
+
+
 def room(
-    *, reserved: dict[str, int] | None = None, colocated: dict[str, int] | None = None
+    *,
+    reserved: dict[str, int] | None = None,
+    held: dict[str, int] | None = None,
+    colocated: dict[str, int] | None = None,
 ) -> Room:
     made = Room(lambda: 100)
     for key, tokens in (reserved or {}).items():
         assert made.reserve(key, tokens)
+    for key, tokens in (held or {}).items():
+        assert made.hold(key, tokens)
     for key, tokens in (colocated or {}).items():
-        assert made.commit(key, tokens)
+        assert made.commit(key, tokens, begins)
     return made
 
 
@@ -41,26 +50,26 @@ def test_colocated_sequences_may_exceed_the_capacity_together() -> None:
 
 def test_a_colocated_sequence_that_could_never_fit_is_refused() -> None:
     made = room()
-    assert not made.commit("a", 101)
+    assert not made.commit("a", 101, begins)
     assert made.charged_tokens == 0
 
 
 def test_a_reserved_sequence_begins_in_its_own_room() -> None:
     made = room(reserved={"a": 60}, colocated={"b": 90})
-    assert made.commit("a", 60)
+    assert made.commit("a", 60, begins)
     assert made.charged_tokens == 150
 
 
 def test_less_than_was_reserved_gives_the_rest_back() -> None:
     made = room(reserved={"a": 60})
-    assert made.commit("a", 50)
+    assert made.commit("a", 50, begins)
     assert made.charged_tokens == 50
 
 
 def test_more_than_was_reserved_is_granted_only_where_it_fits() -> None:
-    assert room(reserved={"a": 50, "b": 40}).commit("a", 60)
+    assert room(reserved={"a": 50, "b": 40}).commit("a", 60, begins)
     made = room(reserved={"a": 50, "b": 40})
-    assert not made.commit("a", 61)
+    assert not made.commit("a", 61, begins)
     assert "a" not in made
     assert made.charged_tokens == 40
 
@@ -77,26 +86,104 @@ def test_a_key_cannot_be_reserved_twice() -> None:
         room(reserved={"a": 1}).reserve("a", 1)
 
 
+# Beside prompts that are held for others.
+
+
+def test_without_held_prompts_every_colocated_sequence_begins_at_once() -> None:
+    begun: list[str] = []
+    made = room(reserved={"a": 90})
+    for key in ("b", "c"):
+        assert made.commit(key, 60, lambda key=key: begun.append(key))  # type: ignore[misc]
+    assert begun == ["b", "c"]
+    assert made.waiting == 0
+
+
+def test_beside_a_held_prompt_a_colocated_sequence_begins_when_it_fits() -> None:
+    begun: list[str] = []
+    made = room(held={"h": 60}, reserved={"r": 30})
+    assert made.commit("fits", 10, lambda: begun.append("fits"))
+    assert made.commit("a", 30, lambda: begun.append("a"))
+    assert begun == ["fits"]
+    assert made.waiting == 1
+    assert made.charged_tokens == 130
+    made.release("r")
+    assert begun == ["fits", "a"]
+    assert made.waiting == 0
+
+
+def test_waiting_sequences_begin_in_order_of_arrival() -> None:
+    begun: list[str] = []
+    made = room(held={"h": 60, "g": 10})
+    for key, tokens in (("a", 50), ("b", 10), ("c", 90)):
+        assert made.commit(key, tokens, lambda key=key: begun.append(key))  # type: ignore[misc]
+    assert begun == []  # though the second would fit
+    made.release("h")
+    assert begun == ["a", "b"]
+    made.release("g")  # what does not fit may wait in the engine from now on
+    assert begun == ["a", "b", "c"]
+
+
+def test_nothing_is_promised_or_held_while_a_colocated_sequence_waits() -> None:
+    made = room(held={"h": 60}, colocated={"a": 50})
+    assert not made.reserve("b", 1)
+    assert not made.hold("c", 1)
+    made.release("a")
+    assert made.reserve("b", 1)
+
+
+def test_a_promised_sequence_begins_though_others_wait() -> None:
+    begun: list[str] = []
+    made = room(held={"h": 60}, reserved={"r": 40}, colocated={"a": 50})
+    assert made.commit("r", 40, lambda: begun.append("r"))
+    assert begun == ["r"]
+    assert made.waiting == 1
+
+
+def test_a_waiting_sequence_that_leaves_never_begins_and_makes_place() -> None:
+    begun: list[str] = []
+    made = room(held={"h": 60})
+    assert made.commit("a", 50, lambda: begun.append("a"))
+    assert made.commit("b", 40, lambda: begun.append("b"))
+    assert made.release("a") == 50
+    assert begun == ["b"]
+    made.release("h")
+    assert begun == ["b"]
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["reserve", "commit", "release"]),
+            st.sampled_from(["reserve", "hold", "commit", "release"]),
             st.integers(0, 5),
             st.integers(1, 120),
         )
     )
 )
-def test_the_sum_is_that_of_the_charges(steps: list[tuple[str, int, int]]) -> None:
+def test_what_is_held_stands_beside_sequences_that_all_fit(
+    steps: list[tuple[str, int, int]],
+) -> None:
     made = Room(lambda: 100)
     charges: dict[int, int] = {}
+    held: set[int] = set()
+    begun: set[int] = set()
     for step, key, tokens in steps:
+        if step in ("release", "commit"):
+            held.discard(key)
+            begun.discard(key)
         if step == "release":
             assert made.release(key) == charges.pop(key, None)
         elif step == "commit":
             charges.pop(key, None)
-            if made.commit(key, tokens):
+            if made.commit(key, tokens, lambda key=key: begun.add(key)):  # type: ignore[misc]
                 charges[key] = tokens
-        elif key not in charges and made.reserve(key, tokens):
+        elif key not in charges and getattr(made, step)(key, tokens):
             charges[key] = tokens
-            assert sum(charges.values()) <= 100
+            begun.add(key)
+            held |= {key} if step == "hold" else set()
         assert made.charged_tokens == sum(charges.values())
+        assert made.waiting == len(charges) - len(begun)
+        assert begun <= charges.keys()
+        if held:
+            assert sum(charges[each] for each in begun) <= 100
+        else:
+            assert begun == charges.keys()

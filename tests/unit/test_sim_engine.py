@@ -205,6 +205,19 @@ async def test_held_blocks_keep_others_waiting_until_they_are_released() -> None
 
 
 @on_virtual_time
+async def test_blocks_pass_from_being_read_to_being_held_with_nothing_in_between() -> None:
+    async with started(CONFIG.model_copy(update={"kv_capacity_tokens": 100})) as engine:
+        reading = asyncio.create_task(read(engine, request(60), "nixl", 100))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(timed(engine, request(60, first=500)))
+        descriptor = (await reading).descriptor
+        await asyncio.sleep(20)
+        assert (engine.load.running, engine.load.waiting) == (0, 1)
+        await engine.release(descriptor)
+        assert len(await waiting) == 3
+
+
+@on_virtual_time
 async def test_a_hold_can_be_renewed_until_it_is_over() -> None:
     async with started() as engine:
         descriptor = (await read(engine, request(50), "nixl", 5)).descriptor

@@ -10,6 +10,7 @@ import pytest
 from pdserve.clock import RealClock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason
+from pdserve.room import Room
 from pdserve.types import LeaseSnapshot, Load, Role
 from pdserve.worker_service import drain
 from pdserve.workload import Workload
@@ -81,6 +82,15 @@ async def test_a_watch_gives_changes_at_most_every_interval_and_a_heartbeat_with
     assert times == (0.0, 0.1, 0.2, 2.2, 4.2, 5.0)
     assert [value.running for value in values] == [0, 6, 9, 9, 9, 9]
     assert values[-1] == Load(running=9, open_leases=3, lease_tokens=70, oldest_lease_s=0.5)
+
+
+def test_what_waits_for_room_counts_as_waiting_for_the_engine() -> None:
+    load, _ = workload()
+    load.room = Room(lambda: 100)
+    assert load.room.hold("held", 60)
+    assert load.room.commit("waits", 50, lambda: None)
+    load.step(StepStats(EngineLoad(waiting=2)))
+    assert load.load.waiting == 3
 
 
 @on_virtual_time
