@@ -68,7 +68,7 @@ class Room:
         return granted
 
     def commit(self, key: Hashable, num_tokens: int, begin: Callable[[], None]) -> bool:
-        """Charges a sequence, in place of what was reserved for it.
+        """Charges a sequence, in place of what was reserved for it; once a sequence.
 
         `begin` is called once it may begin, which for a reserved one is now; never after its
         release. False, and the reservation gone, where it cannot have that much: more than was
