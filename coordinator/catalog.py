@@ -42,7 +42,10 @@ def build(config: CoordinatorConfig, encoders: Mapping[str, Encoder]) -> dict[st
 
 def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
     policy = ModelPolicy(
-        mode=model.mode, min_prefill_tokens=model.min_prefill_tokens, fallback=model.fallback
+        mode=model.mode,
+        min_prefill_tokens=model.min_prefill_tokens,
+        fallback=model.fallback,
+        transport=None if model.transport == "auto" else model.transport,
     )
     for experiment in config.experiments:
         if experiment.model == model.name:

@@ -107,6 +107,7 @@ class Ops:
                     "epoch": worker.info.epoch if worker.info else "",
                     "model": worker.info.model if worker.info else "",
                     "engine": worker.info.engine if worker.info else "",
+                    "weights": worker.info.weights if worker.info else "",
                     "running": worker.load.running,
                     "waiting": worker.load.waiting,
                     "kv_usage": worker.load.kv_usage,
@@ -126,8 +127,8 @@ class Ops:
 
     def _pair(self, pair: Pair) -> dict[str, Any]:
         standing = self._fleet.pairs[pair]
-        quarantined = standing.state is PairState.QUARANTINED
-        wait_s = max(0.0, standing.probe_at - self._fleet.clock.now())
+        wait_s = standing.probe_at - self._fleet.clock.now()
+        waits = standing.state is PairState.QUARANTINED or wait_s > 0
         return {
             "prefill": pair.prefill[0],
             "decode": pair.decode[0],
@@ -135,7 +136,7 @@ class Ops:
             "state": standing.state.value,
             "detail": standing.detail,
             "failures": standing.failures,
-            "next_probe_s": round(wait_s, 1) if quarantined else None,
+            "next_probe_s": round(max(0.0, wait_s), 1) if waits else None,
         }
 
     def metrics(self) -> bytes:

@@ -21,7 +21,8 @@ from coordinator.catalog import ServedModel
 from coordinator.execution import Execution
 from coordinator.fleet import Fleet, Worker
 from coordinator.lifecycle import Event
-from coordinator.policy.pairs import RETRY_S, Pair, Process, pairs_of
+from coordinator.policy.ladder import is_busy
+from coordinator.policy.pairs import RETRY_S, Pair, Process, mixture, pairs_of
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from pdserve.errors import PdserveError
@@ -149,9 +150,10 @@ class Prover:
             or self._fleet.pairs.have_met(prefill.process, decode.process)
         ):
             return
-        transport = self._models[decode.info.model].config.transport
-        wanted = None if transport == "auto" else transport
-        for pair, refusal in pairs_of(prefill.info, decode.info, wanted).items():
+        model = self._models[decode.info.model]
+        wanted, mixed = model.policy.transport, model.config.mixed_precision
+        pairs = pairs_of(prefill.info, decode.info, wanted, mixed_precision=mixed)
+        for pair, refusal in pairs.items():
             self._fleet.pairs.meet(pair, refusal)
 
     async def _prove_alone(self, probe: _Probe) -> None:
@@ -182,28 +184,36 @@ class Prover:
         pair, model = probe.pair, probe.decode.model
         ids = pair.prefill[0], pair.decode[0]
         self._report(f"{ids[0]} hands a prompt over to {ids[1]} by {pair.transport}")
-        cause = note = ""
+        cause = ""
+        # Weights can differ here only where mixed_precision allows it.
+        note = mixture(probe.prefill, probe.decode)
+        busy = False
         try:
             tokens = await self._probe(model, Plan(*ids, "", "probe", pair.transport))
         except (PdserveError, TimeoutError) as error:
             cause = f"probe failed: {_words(error)}"
+            busy = isinstance(error, PdserveError) and is_busy(error.reason)
         else:
             if tokens != self._answers[pair.decode]:
-                if self._models[model].config.mixed_precision:
-                    note = "its answers differ, as mixed_precision allows"
+                if note:
+                    note += "; answers differ, as mixed_precision allows"
                 else:
                     cause = "the handed-over answer differs from the decode worker's own"
-        if cause:
-            self._fleet.pairs.probe_failed(pair, cause, self._fleet.clock.now())
+        pairs, now = self._fleet.pairs, self._fleet.clock.now()
+        if busy:
+            pairs.probe_put_off(pair, cause, now)
+        elif cause:
+            pairs.probe_failed(pair, cause, now)
         else:
-            self._fleet.pairs.probe_passed(pair, note)
+            pairs.probe_passed(pair, note)
         log.log(
             30 if cause else 20,
             "pair not proven" if cause else "pair proven",
             prefill=ids[0],
             decode=ids[1],
             transport=pair.transport,
-            cause=cause or note or None,
+            cause=cause or None,
+            note=note or None,
         )
 
     async def _probe(self, model: str, plan: Plan) -> list[int]:

@@ -73,8 +73,8 @@ class ModelConfig(_Section):
     )
     mixed_precision: bool = Field(
         default=False,
-        description="the pools' weights differ in precision: a hand-off is proven by an answer, "
-        "not by an equal one",
+        description="the pools' weights may differ in precision: where they do, a hand-off is "
+        "proven by an answer, not by an equal one",
     )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
 
@@ -200,6 +200,7 @@ class VllmConfig(_Section):
 class SimConfig(_Section):
     """The simulated engine: how long its steps take, in seconds."""
 
+    weights: Name = Field(default="bfloat16", description="precision that it says it has")
     prefill_token_s: float = Field(default=0.0002, ge=0)
     decode_step_s: float = Field(default=0.02, ge=0)
     decode_sequence_s: float = Field(default=0.0, ge=0, description="added to a step per sequence")

@@ -24,6 +24,7 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
         context_length=info.context_length,
         kv_capacity_tokens=info.kv_capacity_tokens,
         transports=info.transports,
+        weights=info.weights,
         version=info.version,
     )
 
@@ -41,6 +42,7 @@ def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerI
         context_length=message.context_length,
         kv_capacity_tokens=message.kv_capacity_tokens,
         transports=tuple(message.transports),
+        weights=message.weights,
         version=message.version,
     )
 

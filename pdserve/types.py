@@ -247,7 +247,7 @@ class PrefillResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who a worker is; constant for the life of its process."""
+    """Who a worker is; constant for the life of its process. `weights` as in EngineInfo."""
 
     worker_id: str
     epoch: str
@@ -258,6 +258,7 @@ class WorkerInfo:
     context_length: int
     kv_capacity_tokens: int
     transports: tuple[str, ...]
+    weights: str
     version: str
 
 

@@ -57,6 +57,7 @@ class WorkerService(WorkerServiceServicer):
                 context_length=engine.context_length,
                 kv_capacity_tokens=engine.kv_capacity_tokens,
                 transports=engine.transports,
+                weights=engine.weights,
                 version=pdserve.__version__,
             )
         )

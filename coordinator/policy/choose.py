@@ -73,7 +73,7 @@ def _disaggregated(
         prefill = _lightest([p for p, d in pairs if d is decode], snapshot.turn)
         best = snapshot.pairs[prefill.worker_id, decode.worker_id][0]
         return Plan(prefill.worker_id, decode.worker_id, arm, reason, best)
-    why = facts.failure or "no proven pair of prefill and decode workers is ready"
+    why = facts.failure or _no_pair(policy)
     if policy.fallback is Fallback.FAIL:
         raise RejectedError(
             ErrorReason.NO_WORKER,
@@ -86,6 +86,12 @@ def _disaggregated(
         return Plan(None, decode.worker_id, arm, reason)
     reason = f"{reason}; fell back to colocated: {why}"
     return Plan(None, decode.worker_id, arm, reason, fell_back=True)
+
+
+def _no_pair(policy: ModelPolicy) -> str:
+    if policy.transport is None:
+        return "no proven pair of prefill and decode workers is ready"
+    return f"no pair of prefill and decode workers proven over {policy.transport} is ready"
 
 
 def _next_transport(snapshot: Snapshot, facts: RequestFacts, pair: tuple[str, str]) -> str:

@@ -44,9 +44,6 @@ _HOLDER = frozenset(
 )
 """Told by the decode side of a handle that the prefill worker should not have given."""
 
-_LOAD = frozenset({ErrorReason.NO_ROOM, ErrorReason.DRAINING})
-"""A worker that is well and takes nothing now."""
-
 
 def fault_of(plan: Plan, *, prefill_side: bool, reason: ErrorReason) -> Fault | None:
     """Whom to blame for a failure that the prefill or the decode side told of.
@@ -64,11 +61,16 @@ def fault_of(plan: Plan, *, prefill_side: bool, reason: ErrorReason) -> Fault | 
     return Fault.DECODE
 
 
+def is_busy(reason: ErrorReason) -> bool:
+    """Whether a worker that is well takes nothing now."""
+    return reason in (ErrorReason.NO_ROOM, ErrorReason.DRAINING)
+
+
 def counts_against_pair(reason: ErrorReason) -> bool:
     """Whether a disaggregated request failed for its workers' infrastructure: not for the
     client, its deadline, or a worker that is merely busy."""
     broke = reason.value.retryable or reason is ErrorReason.INTERNAL
-    return broke and reason not in _LOAD
+    return broke and not is_busy(reason)
 
 
 def avoiding(facts: RequestFacts, plan: Plan, fault: Fault, cause: str) -> RequestFacts:

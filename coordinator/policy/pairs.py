@@ -28,6 +28,9 @@ class PairState(StrEnum):
     QUARANTINED = "quarantined"
 
 
+_PROBED = frozenset({PairState.UNTRIED, PairState.QUARANTINED})
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two worker processes and a KV transport between them; empty where none can be."""
@@ -42,7 +45,7 @@ class Standing:
     """Where a pair stands, and why in words.
 
     `failures` counts its requests that failed since one went through, `setbacks` the failed
-    probes and quarantines since then. `probe_at`, on the caller's clock, is when a
+    probes and quarantines since then. `probe_at`, on the caller's clock, is when an untried or
     quarantined one is probed next.
     """
 
@@ -50,7 +53,7 @@ class Standing:
     detail: str = ""
     failures: int = 0
     setbacks: int = 0
-    probe_at: float = 0.0
+    probe_at: float = float("-inf")
 
     def probe_passed(self, note: str) -> Standing:
         """Setbacks stay: a pair whose probes pass and whose requests fail must not flap."""
@@ -59,6 +62,10 @@ class Standing:
     def probe_failed(self, cause: str, now: float) -> Standing:
         wait = min(RETRY_S * 2**self.setbacks, MAX_RETRY_S)
         return Standing(PairState.QUARANTINED, cause, self.failures, self.setbacks + 1, now + wait)
+
+    def probe_put_off(self, cause: str, now: float) -> Standing:
+        """A worker was too busy for the probe, which so tells nothing of the pair."""
+        return replace(self, detail=cause, probe_at=now + RETRY_S)
 
     def request_passed(self) -> Standing:
         return replace(self, failures=0, setbacks=0)
@@ -133,6 +140,10 @@ class PairTable:
         if pair in self:
             self._set(pair, self[pair].probe_failed(cause, now))
 
+    def probe_put_off(self, pair: Pair, cause: str, now: float) -> None:
+        if pair in self:
+            self._set(pair, self[pair].probe_put_off(cause, now))
+
     def request_passed(self, pair: Pair) -> None:
         if pair in self:
             self._standings[pair] = self[pair].request_passed()
@@ -154,9 +165,7 @@ class PairTable:
 
     def _probes(self) -> Iterator[tuple[Pair, float]]:
         for pair, standing in self._standings.items():
-            if standing.state is PairState.UNTRIED:
-                yield pair, float("-inf")
-            elif standing.state is PairState.QUARANTINED:
+            if standing.state in _PROBED:
                 yield pair, standing.probe_at
 
     def _set(self, pair: Pair, standing: Standing) -> None:
@@ -164,14 +173,20 @@ class PairTable:
         self._proven = None
 
 
-def pairs_of(prefill: WorkerInfo, decode: WorkerInfo, wanted: str | None) -> dict[Pair, str]:
+def pairs_of(
+    prefill: WorkerInfo, decode: WorkerInfo, wanted: str | None, *, mixed_precision: bool
+) -> dict[Pair, str]:
     """The pairs of two workers of one model, best transport first, with a refusal each: in
     words that name every difference, empty for one that may be probed.
 
     `wanted` is the one transport that the configuration allows; None allows all.
+    `mixed_precision` allows their weights to differ.
     """
     processes = (prefill.worker_id, prefill.epoch), (decode.worker_id, decode.epoch)
-    refusal = differences(prefill.fingerprint, decode.fingerprint)
+    refusals = [differences(prefill.fingerprint, decode.fingerprint)]
+    if not mixed_precision and (words := mixture(prefill, decode)):
+        refusals.append(f"{words}, and mixed_precision is off")
+    refusal = "; ".join(filter(None, refusals))
     common = [name for name in decode.transports if name in prefill.transports]
     if wanted is not None:
         common = [name for name in common if name == wanted]
@@ -187,6 +202,14 @@ def differences(prefill: Fingerprint, decode: Fingerprint) -> str:
         for name in Fingerprint.__slots__
         if (ours := getattr(prefill, name)) != (theirs := getattr(decode, name))
     )
+
+
+def mixture(prefill: WorkerInfo, decode: WorkerInfo) -> str:
+    """In words, how the precisions of two workers' weights differ; empty when they do not."""
+    ours, theirs = prefill.weights, decode.weights
+    if ours == theirs:
+        return ""
+    return f"weights are {ours} on the prefill side and {theirs} on the decode side"
 
 
 def _apart(prefill: WorkerInfo, decode: WorkerInfo, wanted: str | None) -> str:

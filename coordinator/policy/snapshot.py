@@ -46,12 +46,14 @@ class ArmPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicy:
-    """A model's routing configuration. `experiment` names the split, sticky by `sticky`; without
-    arms there is no experiment."""
+    """A model's routing configuration. `transport` is the one KV transport that is allowed, None
+    allows all; `experiment` names the split, sticky by `sticky`; without arms there is no
+    experiment."""
 
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = 512
     fallback: Fallback = Fallback.COLOCATE
+    transport: str | None = None
     experiment: str = ""
     sticky: Literal["request", "session", "tenant"] = "request"
     arms: tuple[ArmPolicy, ...] = ()

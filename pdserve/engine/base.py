@@ -14,7 +14,8 @@ class EngineInfo:
     """What an engine is, known once it has started.
 
     `kind` is "vllm" or "sim"; `context_length` and `kv_capacity_tokens` are in tokens;
-    `transports` are the names of the KV transports it can use, best first.
+    `transports` are the names of the KV transports it can use, best first; `weights` is what
+    it computes with, "bfloat16" or "fp8" for example.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class EngineInfo:
     context_length: int
     kv_capacity_tokens: int
     transports: tuple[str, ...]
+    weights: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class SimEngine:
             context_length=config.context_length,
             kv_capacity_tokens=config.kv_capacity_tokens,
             transports=(NixlDescriptor.transport, GrpcDescriptor.transport),
+            weights=config.weights,
         )
         self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)

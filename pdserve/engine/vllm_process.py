@@ -196,7 +196,13 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
         context_length=vllm_config.model_config.max_model_len,
         kv_capacity_tokens=cache.num_gpu_blocks * cache.block_size,
         transports=config.transports,
+        weights=_weights(vllm_config.model_config),
     )
+
+
+def _weights(model_config: Any) -> str:
+    """What they are quantised to, before or while they are loaded; else their type."""
+    return model_config.quantization or str(model_config.dtype).removeprefix("torch.")
 
 
 def _layout(vllm_config: Any) -> str:

@@ -78,6 +78,7 @@ class GetWorkerInfoResponse(_message.Message):
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its configured name."""
     epoch: _builtins.str
@@ -92,6 +93,10 @@ class GetWorkerInfoResponse(_message.Message):
     """Tokens that its KV cache holds."""
     version: _builtins.str
     """Version of pdserve."""
+    weights: _builtins.str
+    """Precision of its weights: what they are quantised to, "fp8" for example,
+    or else their type, "bfloat16" for example.
+    """
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """What it hosts."""
@@ -117,10 +122,11 @@ class GetWorkerInfoResponse(_message.Message):
         kv_capacity_tokens: _builtins.int = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
         version: _builtins.str = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

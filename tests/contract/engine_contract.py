@@ -69,6 +69,7 @@ class EngineContract:
     ) -> None:
         ours, theirs = decode_engine.info, prefill_engine.info
         assert ours.fingerprint == theirs.fingerprint
+        assert ours.weights == theirs.weights == "bfloat16"
         assert set(ours.transports) & set(theirs.transports)
         assert ours.context_length > 0
         assert ours.kv_capacity_tokens > 0

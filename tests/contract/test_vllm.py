@@ -68,6 +68,7 @@ class RemotePrefill:
             info.context_length,
             info.kv_capacity_tokens,
             info.transports,
+            info.weights,
         )
 
     @property

@@ -97,6 +97,7 @@ class FakeWorker:
             context_length=1000,
             kv_capacity_tokens=10_000,
             transports=("nixl",),
+            weights="bfloat16",
             version="0",
         )
         self._info = replace(self._info, **info)

@@ -91,6 +91,7 @@ info = st.builds(
     context_length=uint32,
     kv_capacity_tokens=uint64,
     transports=st.lists(text, max_size=3).map(tuple),
+    weights=text,
     version=text,
 )
 load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)

@@ -218,6 +218,7 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
             "epoch": "1",
             "model": MODEL,
             "engine": "fake",
+            "weights": "bfloat16",
             "running": 2,
             "waiting": 1,
             "kv_usage": 0.5,

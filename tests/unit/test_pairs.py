@@ -13,6 +13,7 @@ from coordinator.policy.pairs import (
     PairState,
     PairTable,
     Standing,
+    mixture,
     pairs_of,
 )
 from pdserve.types import Fingerprint, Role, WorkerInfo
@@ -32,6 +33,8 @@ def told(event: str, standing: Standing) -> Standing:
             return standing.probe_passed("")
         case "probe failed":
             return standing.probe_failed("it broke", NOW)
+        case "probe put off":
+            return standing.probe_put_off("it is full", NOW)
         case "request passed":
             return standing.request_passed()
         case _:
@@ -41,6 +44,11 @@ def told(event: str, standing: Standing) -> Standing:
 ROWS = [
     (UNTRIED, "probe passed", PROVEN),
     (UNTRIED, "probe failed", replace(QUARANTINED, probe_at=NOW + RETRY_S)),
+    (
+        UNTRIED,
+        "probe put off",
+        Standing(PairState.UNTRIED, "it is full", probe_at=NOW + RETRY_S),
+    ),
     (UNTRIED, "request failed", UNTRIED),
     (PROVEN, "request failed", replace(PROVEN, failures=1)),
     (
@@ -57,6 +65,11 @@ ROWS = [
     (replace(PROVEN, failures=1, setbacks=2), "request passed", PROVEN),
     (QUARANTINED, "probe passed", replace(PROVEN, setbacks=1)),
     (QUARANTINED, "probe failed", replace(QUARANTINED, setbacks=2, probe_at=NOW + 2 * RETRY_S)),
+    (
+        replace(QUARANTINED, setbacks=4),
+        "probe put off",
+        Standing(PairState.QUARANTINED, "it is full", setbacks=4, probe_at=NOW + RETRY_S),
+    ),
     # What began before the quarantine and ends in it changes nothing.
     (QUARANTINED, "request failed", QUARANTINED),
     (REFUSED, "request failed", REFUSED),
@@ -99,6 +112,15 @@ def test_new_pairs_are_due_at_once_and_have_no_traffic() -> None:
     assert not pairs.proven
 
 
+def test_a_pair_whose_probe_was_put_off_is_due_again_a_little_later() -> None:
+    pairs = table()
+    pairs.probe_put_off(PAIR, "it is full", NOW)
+    assert pairs.due(NOW) == [OTHER]
+    assert pairs.next_probe(NOW) == NOW + RETRY_S
+    assert pairs.due(NOW + RETRY_S) == [PAIR, OTHER]
+    assert not pairs.proven
+
+
 @pytest.mark.parametrize("order", [(PAIR, OTHER), (OTHER, PAIR)])
 def test_proven_transports_are_told_best_first(order: tuple[Pair, Pair]) -> None:
     pairs = table()
@@ -137,6 +159,7 @@ def test_a_lost_process_is_forgotten_with_what_is_still_told_of_it() -> None:
     pairs.forget(("d", "1"))
     pairs.probe_passed(PAIR, "")
     pairs.probe_failed(PAIR, "it broke", NOW)
+    pairs.probe_put_off(PAIR, "it is full", NOW)
     pairs.request_passed(PAIR)
     assert not pairs.request_failed(PAIR, "it broke", NOW)
     assert list(pairs) == []
@@ -153,7 +176,9 @@ def test_a_refused_pair_is_never_due() -> None:
 # Who may be a pair at all.
 
 
-def worker(worker_id: str, *transports: str, **fingerprint: object) -> WorkerInfo:
+def worker(
+    worker_id: str, *transports: str, weights: str = "bfloat16", **fingerprint: object
+) -> WorkerInfo:
     like: dict[str, object] = {
         "model_revision": "rev-1",
         "kv_dtype": "bfloat16",
@@ -170,6 +195,7 @@ def worker(worker_id: str, *transports: str, **fingerprint: object) -> WorkerInf
         context_length=1,
         kv_capacity_tokens=1,
         transports=transports,
+        weights=weights,
         version="0",
     )
 
@@ -201,9 +227,16 @@ def worker(worker_id: str, *transports: str, **fingerprint: object) -> WorkerInf
 def test_the_transports_of_a_pair(
     ours: str, theirs: str, wanted: str | None, pairs: dict[str, str]
 ) -> None:
-    met = pairs_of(worker("p", *ours.split()), worker("d", *theirs.split()), wanted)
+    workers = worker("p", *ours.split()), worker("d", *theirs.split())
+    met = pairs_of(*workers, wanted, mixed_precision=False)
     assert [(pair.transport, refusal) for pair, refusal in met.items()] == list(pairs.items())
     assert {(pair.prefill, pair.decode) for pair in met} == {(("p", "1"), ("d", "1"))}
+
+
+def refusals(prefill: WorkerInfo, *, mixed_precision: bool = False) -> list[str]:
+    """Of its pairs with one decode worker."""
+    pairs = pairs_of(prefill, worker("d", "nixl"), None, mixed_precision=mixed_precision)
+    return list(pairs.values())
 
 
 @pytest.mark.parametrize(
@@ -218,13 +251,27 @@ def test_the_transports_of_a_pair(
     ],
 )
 def test_a_difference_refuses_the_pair_by_name(field: str, value: object, words: str) -> None:
-    met = pairs_of(worker("p", "nixl", **{field: value}), worker("d", "nixl"), None)
-    assert list(met.values()) == [f"{words}on the decode side"]
+    assert refusals(worker("p", "nixl", **{field: value})) == [f"{words}on the decode side"]
 
 
 def test_every_difference_is_named() -> None:
-    met = pairs_of(worker("p", "nixl", kv_dtype="fp8", block_size=16), worker("d", "nixl"), None)
-    assert list(met.values()) == [
+    assert refusals(worker("p", "nixl", kv_dtype="fp8", block_size=16)) == [
         "kv_dtype is 'fp8' on the prefill side and 'bfloat16' on the decode side; "
         "block_size is 16 on the prefill side and 32 on the decode side"
+    ]
+
+
+def test_weights_of_another_precision_refuse_the_pair_unless_that_is_meant() -> None:
+    prefill = worker("p", "nixl", weights="fp8")
+    words = "weights are fp8 on the prefill side and bfloat16 on the decode side"
+    assert mixture(prefill, worker("d")) == words
+    assert refusals(prefill) == [f"{words}, and mixed_precision is off"]
+    assert refusals(prefill, mixed_precision=True) == [""]
+    assert mixture(prefill, prefill) == ""
+
+
+def test_mixed_precision_allows_no_other_difference() -> None:
+    prefill = worker("p", "nixl", weights="fp8", kv_dtype="fp8")
+    assert refusals(prefill, mixed_precision=True) == [
+        "kv_dtype is 'fp8' on the prefill side and 'bfloat16' on the decode side"
     ]

@@ -166,6 +166,12 @@ ROWS = [
     ),
     # By which transport.
     Row(
+        "the transport that is set is not proven", fleet(pairs=""),
+        replace(DISAGGREGATED, transport="grpc"), SHORT, None, "d1",
+        "disaggregated: set for the model; fell back to colocated: "
+        "no pair of prefill and decode workers proven over grpc is ready",
+    ),
+    Row(
         "the best proven transport", fleet(transports=("grpc", "nixl")), DISAGGREGATED, SHORT,
         "p1", "d1", "disaggregated: set for the model", transport="grpc",
     ),

@@ -149,7 +149,7 @@ async def test_a_probe_without_an_answer_ends_in_time() -> None:
     ("scripts", "error"),
     [
         ("prefills", PrefillError(ErrorReason.PREFILL_FAILED, "it broke")),
-        ("reservations", DecodeError(ErrorReason.NO_ROOM, "it broke")),
+        ("reservations", DecodeError(ErrorReason.DECODE_FAILED, "it broke")),
         ("starts", DecodeError(ErrorReason.KV_TRANSFER_FAILED, "it broke")),
     ],
 )
@@ -169,6 +169,47 @@ async def test_a_pair_whose_probe_failed_is_quarantined_and_tried_again(
         assert verdicts(core) == {("p", "d"): PROVEN}
 
 
+@pytest.mark.parametrize(
+    ("scripts", "error"),
+    [
+        ("prefills", PrefillError(ErrorReason.NO_ROOM, "it is busy")),
+        ("prefills", PrefillError(ErrorReason.DRAINING, "it is busy")),
+        ("reservations", DecodeError(ErrorReason.NO_ROOM, "it is busy")),
+    ],
+)
+@on_virtual_time
+async def test_a_worker_too_busy_for_a_probe_is_asked_again_at_an_even_pace(
+    scripts: str, error: Exception
+) -> None:
+    reader, writer = prefill(), decode()
+    getattr(reader if scripts == "prefills" else writer, scripts).extend([[error]] * 5)
+    async with running(reader, writer) as core:
+        assert verdicts(core) == {("p", "d"): ("untried", "probe failed: it is busy")}
+        assert core.ops.fleet()["pairs"][0]["next_probe_s"] == RETRY_S
+        await asyncio.sleep(4.9 * RETRY_S)
+        assert not core.fleet.snapshot("tiny").pairs
+        await asyncio.sleep(0.2 * RETRY_S)
+        assert verdicts(core) == {("p", "d"): PROVEN}
+        assert core.ops.fleet()["pairs"][0]["next_probe_s"] is None
+
+
+@on_virtual_time
+async def test_the_transport_that_is_set_is_named_where_it_is_not_proven() -> None:
+    reader = prefill(transports=BOTH)
+    async with running(reader, decode(transports=BOTH), transport="grpc") as core:
+        reader.restart()
+        gate = Gate()
+        reader.prefills.append([gate])
+        await gate.reached.wait()
+        given = await core.ask(mode=Mode.DISAGGREGATED)
+        assert given.route.reason == (
+            "disaggregated: asked for by the request; fell back to colocated: "
+            "no pair of prefill and decode workers proven over grpc is ready"
+        )
+        gate.open()
+        await settle()
+
+
 @on_virtual_time
 async def test_a_pair_that_writes_other_tokens_gets_no_traffic() -> None:
     worker = decode()
@@ -181,16 +222,41 @@ async def test_a_pair_that_writes_other_tokens_gets_no_traffic() -> None:
         assert answer.route.mode is Mode.COLOCATED
 
 
+# Weights of two precisions.
+
+MIXTURE = "weights are fp8 on the prefill side and bfloat16 on the decode side"
+
+
 @on_virtual_time
-async def test_a_model_of_mixed_precision_may_write_other_tokens_and_operators_see_it() -> None:
+async def test_weights_that_differ_are_refused_by_name() -> None:
+    reader = prefill(weights="fp8")
+    async with running(reader, decode()) as core:
+        refusal = f"{MIXTURE}, and mixed_precision is off"
+        assert verdicts(core) == {("p", "d"): ("refused", refusal)}
+        assert reader.served == []
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@on_virtual_time
+async def test_a_model_of_mixed_precision_is_proven_and_operators_see_it(*, differs: bool) -> None:
     worker = decode()
-    wrong = Delta("close", [1], FinishReason.STOP, Usage(1, 1))
-    worker.starts.extend([[], [wrong]])
-    async with running(prefill(), worker, mixed_precision=True) as core:
-        note = "its answers differ, as mixed_precision allows"
+    other = Delta("close", [1], FinishReason.STOP, Usage(1, 1))
+    worker.starts.extend([[], [other] if differs else []])
+    async with running(prefill(weights="fp8"), worker, mixed_precision=True) as core:
+        note = MIXTURE + "; answers differ, as mixed_precision allows" * differs
         assert verdicts(core) == {("p", "d"): ("proven", note)}
         assert core.ops.fleet()["pairs"][0]["detail"] == note
+        assert [entry["note"] for entry in core.logs if entry["event"] == "pair proven"] == [note]
         assert (await core.ask(mode=Mode.DISAGGREGATED)).route.mode is Mode.DISAGGREGATED
+
+
+@on_virtual_time
+async def test_mixed_precision_excuses_no_pair_of_equal_weights() -> None:
+    worker = decode()
+    worker.starts.extend([[], [Delta("wrong", [1], FinishReason.STOP, Usage(1, 1))]])
+    async with running(prefill(), worker, mixed_precision=True) as core:
+        cause = "the handed-over answer differs from the decode worker's own"
+        assert verdicts(core) == {("p", "d"): ("quarantined", cause)}
 
 
 # Pairs that cannot be.

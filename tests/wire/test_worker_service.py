@@ -36,6 +36,7 @@ async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
         context_length=8_192,
         kv_capacity_tokens=262_144,
         transports=("nixl", "grpc"),
+        weights="bfloat16",
         version=pdserve.__version__,
     )
 
