@@ -12,17 +12,24 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError as ParseError
+from grpc.experimental import ChannelOptions
 
 from pdserve.channel import TRANSFER_OPTIONS
 from pdserve.engine.kv import frames
 from pdserve.engine.kv.blocks import BlockStore, CacheShape
 from pdserve.engine.kv.grpc_server import FETCH
+from pdserve.engine.kv.heap import keep_freed_parts
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.v1.kv_transfer_pb2 import FetchRequest, KvDigest, KvManifest
 
 _MAX_FETCHES = 1024
+_OPTIONS = (
+    *TRANSFER_OPTIONS,
+    # The fetch's own thread takes its messages from gRPC: no second one is woken for each.
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Fetcher:
         self, store: BlockStore, shape: CacheShape, rank: int, key: str | None, timeout_s: float
     ) -> None:
         """`timeout_s` is how long a holder that lives may send nothing."""
+        keep_freed_parts()
         self._rank = rank
         self._store = store
         self._shape = shape
@@ -86,7 +94,7 @@ class Fetcher:
         address = f"{host}:{order.ports[self._rank]}"
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.insecure_channel(address, options=TRANSFER_OPTIONS)
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
             self._channels[address] = channel
         running = _Running(order, time.monotonic())
         self._running[order.request_id] = running

@@ -11,6 +11,7 @@ import grpc
 
 from pdserve.engine.kv import frames
 from pdserve.engine.kv.blocks import BlockStore, CacheShape
+from pdserve.engine.kv.heap import keep_freed_parts
 from pdserve.engine.kv.holds import End, Hold, HoldTable
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.fleet_key import carries_key
@@ -49,6 +50,7 @@ class TransferServer:
         epoch: str,
         key: str | None,
     ) -> None:
+        keep_freed_parts()
         self._holds = holds
         self._store = store
         self._shape = shape
