@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check proto proto-accept bench clean
+.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -39,6 +39,10 @@ proto-accept: install ## the same for a change that breaks clients on purpose
 bench: ## measures the coordinator's token path; rewrites docs/performance.md
 	@scripts/install $(VENV) requirements/bench.txt
 	@exec $(bin)/python -m measure.token_path --write docs/performance.md
+
+bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_transfer.md
+	@scripts/install $(VENV) requirements/$(serve_set).txt
+	@exec $(bin)/python -m measure.kv_transfer --write docs/kv_transfer.md
 
 clean: ## removes what the targets above have made
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

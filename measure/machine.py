@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-_PACKAGES = ("vllm-router", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools")
 
-
-def describe() -> str:
-    """One line."""
+def describe(packages: Sequence[str]) -> str:
+    """One line, with the versions of these packages."""
     cores = len(os.sched_getaffinity(0))
-    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {_cpu_model()}, {cores} cores, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, {packages}"
+        f"Python {platform.python_version()}, {versions}"
     )
 
 

@@ -1,6 +1,6 @@
 """Becomes another program, on one core, which dies with its parent.
 
-`python -m measure.token_path.pinned CORE PARENT_PID PROGRAM ARGUMENT...`
+`python -m measure.pinned CORE PARENT_PID PROGRAM ARGUMENT...`
 """
 
 from __future__ import annotations

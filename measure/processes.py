@@ -113,7 +113,7 @@ async def child(
     Its standard output is for `event` or `output` to read; unless `is_read`, it joins the
     standard error.
     """
-    launcher = (sys.executable, "-m", "measure.token_path.pinned", str(core), str(os.getpid()))
+    launcher = (sys.executable, "-m", "measure.pinned", str(core), str(os.getpid()))
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *launcher,

@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from measure.token_path import machine, plan, report
+from measure import machine
+from measure.processes import BenchError
+from measure.token_path import plan, report
 from measure.token_path.jobs import Cores
 from measure.token_path.plan import Measured, Plan
-from measure.token_path.processes import BenchError
 from measure.token_path.systems import SYSTEMS
+
+_PACKAGES = ("vllm-router", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools")
 
 
 def main() -> None:
@@ -35,13 +38,13 @@ def main() -> None:
     except asyncio.CancelledError:
         sys.exit("token path: stopped by a signal; nothing was written")
     command = shlex.join(("python", "-m", "measure.token_path", *sys.argv[1:]))
-    text = report.render(measured, machine.describe(), command, notes)
+    text = report.render(measured, machine.describe(_PACKAGES), command, notes)
     console.print(Markdown(text))
     if asked.json is not None:
         asked.json.write_bytes(msgspec.json.encode(measured))
     if asked.write is not None:
         page = asked.write.read_text() if asked.write.exists() else ""
-        asked.write.write_text(report.replace_generated(page, text))
+        asked.write.write_text(report.SECTION.replace(page, text))
 
 
 def _arguments() -> argparse.Namespace:

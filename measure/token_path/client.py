@@ -16,8 +16,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import uvloop
 
+from measure.cpu import BusyMeter, process_cpu_s
+from measure.stats import deviations, quantiles
 from measure.token_path.answers import GrpcReader, HttpReader, Reader, Tally, Window
-from measure.token_path.cpu import BusyMeter, process_cpu_s
 from measure.token_path.jobs import (
     FLAT_OUT_TOKENS,
     PACED,
@@ -30,7 +31,6 @@ from measure.token_path.jobs import (
     Source,
 )
 from measure.token_path.sse import AnswerError
-from measure.token_path.stats import deviations, quantiles
 
 _SPARE_S = 1.0
 """Paced streams last longer than what is measured on them, by so much."""

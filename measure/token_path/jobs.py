@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from measure.token_path.stats import Quantiles
+from measure.stats import Quantiles
 
 STEP_S = 0.02
 """Seconds between two tokens of a paced stream, as of an engine that makes 50 steps a second."""

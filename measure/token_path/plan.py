@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from measure.processes import child, python
 from measure.token_path.jobs import Cores, Job, Outcome, Target, Timing
-from measure.token_path.processes import child, python
 from measure.token_path.systems import System
 
 PACED_STREAMS = (1, 64, 256)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from measure.page import Header, Row, Section, cell, table
+from measure.stats import Quantiles, repeated
 from measure.token_path.jobs import STEP_S, Outcome
 from measure.token_path.plan import Measured, Scenario
-from measure.token_path.stats import Quantiles, repeated
 
-BEGIN = "<!-- token path: begin, written by `make bench` -->"
-END = "<!-- token path: end -->"
+SECTION = Section("token path", "make bench")
 
 _QUIET = 0.1
 """What others may use of the router's core before the page says so."""
-
-Header = tuple[str, ...]
-Row = tuple[str, ...]
 
 
 def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequence[str]) -> str:
@@ -27,23 +24,22 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
     runs = len([m for m in measured if m.system == systems[0] and m.scenario == scenarios[0]])
     pace = round(1 / STEP_S)
 
-    def table(header: Header, scenarios: Sequence[Scenario], cells: Callable[..., Row]) -> str:
+    def by_system(header: Header, scenarios: Sequence[Scenario], cells: Callable[..., Row]) -> str:
         rows = [
             (str(scenario.streams), system, *cells(_outcomes(measured, system, scenario)))
             for scenario in scenarios
             for system in systems
         ]
-        return _table(("streams", "system", *header), rows)
+        return table(("streams", "system", *header), rows)
 
     parts = [
-        BEGIN,
         f"Made by `{command}`: {machine}. Median of {runs} runs in turn (lowest to highest).",
         *notes,
         *_noise(measured),
         f"### CPU of the router, {pace} tokens per second and stream",
-        table(("µs per token", "tokens/s", "part of its core"), paced, _cpu_cells),
+        by_system(("µs per token", "tokens/s", "part of its core"), paced, _cpu_cells),
         "### Latency, in milliseconds",
-        table(
+        by_system(
             (
                 *("first token added, p50", "p99", "first token direct, p50"),
                 *("inter-token added, p50", "p99"),
@@ -53,7 +49,7 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
             _latency_cells,
         ),
         "### Flat out",
-        table(
+        by_system(
             (
                 "tokens/s",
                 "µs per token",
@@ -64,23 +60,8 @@ def render(measured: Sequence[Measured], machine: str, command: str, notes: Sequ
             flat_out,
             _flat_out_cells,
         ),
-        END,
     ]
-    return "\n\n".join(parts) + "\n"
-
-
-def replace_generated(page: str, generated: str) -> str:
-    """The page with its generated part renewed, or added at its end where it has none yet.
-
-    Raises ValueError where only one of the two markers is there.
-    """
-    if BEGIN not in page and END not in page:
-        return f"{page.rstrip()}\n\n{generated}".lstrip()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has only one of the markers {BEGIN!r} and {END!r}, or swapped")
-    return before + generated.rstrip("\n") + after
+    return SECTION.render(parts)
 
 
 def _noise(measured: Sequence[Measured]) -> list[str]:
@@ -101,20 +82,20 @@ def _outcomes(measured: Sequence[Measured], system: str, scenario: Scenario) -> 
 def _cpu_cells(outcomes: Sequence[Outcome]) -> Row:
     rates = [outcome.rate for outcome in outcomes]
     return (
-        _cell([rate.cpu_us for rate in rates], 1),
-        _cell([rate.tokens_per_s for rate in rates], 0),
-        _cell([rate.router_share * 100 for rate in rates], 0, " %"),
+        cell([rate.cpu_us for rate in rates], 1),
+        cell([rate.tokens_per_s for rate in rates], 0),
+        cell([rate.router_share * 100 for rate in rates], 0, " %"),
     )
 
 
 def _flat_out_cells(outcomes: Sequence[Outcome]) -> Row:
     rates = [outcome.rate for outcome in outcomes]
     return (
-        _cell([rate.tokens_per_s for rate in rates], 0),
-        _cell([rate.cpu_us for rate in rates], 1),
-        _cell([rate.tokens_per_read for rate in rates], 1),
-        _cell([rate.router_share * 100 for rate in rates], 0, " %"),
-        _cell([rate.others_busy * 100 for rate in rates], 0, " %"),
+        cell([rate.tokens_per_s for rate in rates], 0),
+        cell([rate.cpu_us for rate in rates], 1),
+        cell([rate.tokens_per_read for rate in rates], 1),
+        cell([rate.router_share * 100 for rate in rates], 0, " %"),
+        cell([rate.others_busy * 100 for rate in rates], 0, " %"),
     )
 
 
@@ -123,7 +104,7 @@ def _latency_cells(outcomes: Sequence[Outcome]) -> Row:
     ttft = [latency.ttft - latency.direct_ttft for latency in latencies]
     return (
         *_quantile_cells(ttft),
-        _cell([latency.direct_ttft.p50 for latency in latencies], 2),
+        cell([latency.direct_ttft.p50 for latency in latencies], 2),
         *_quantile_cells([latency.itl - latency.direct_itl for latency in latencies]),
         *_quantile_cells([latency.jitter for latency in latencies]),
         *_quantile_cells([latency.direct_jitter for latency in latencies]),
@@ -131,17 +112,4 @@ def _latency_cells(outcomes: Sequence[Outcome]) -> Row:
 
 
 def _quantile_cells(values: Sequence[Quantiles]) -> Row:
-    return _cell([value.p50 for value in values], 2), _cell([value.p99 for value in values], 2)
-
-
-def _cell(values: Sequence[float], digits: int, unit: str = "") -> str:
-    figure = repeated(values)
-    text = f"{figure.median:,.{digits}f}{unit}"
-    if len(values) == 1:
-        return text
-    return f"{text} ({figure.lowest:,.{digits}f} to {figure.highest:,.{digits}f})"
-
-
-def _table(header: Header, rows: Sequence[Row]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return cell([value.p50 for value in values], 2), cell([value.p99 for value in values], 2)

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from measure.processes import START_S, BenchError, Child, child, free_ports, python
 from measure.token_path.answers import HttpReader, Tally
 from measure.token_path.jobs import PACED, QUICK, STEP_S, Cores, Source, Target
-from measure.token_path.processes import START_S, BenchError, Child, child, free_ports, python
 from measure.token_path.sse import AnswerError
 from pdserve import config
 from pdserve.config import (

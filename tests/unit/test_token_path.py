@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measure.token_path import processes, report
+from measure import processes
+from measure.machine import model_name
+from measure.stats import Quantiles, deviations, quantiles, repeated
+from measure.token_path import report
 from measure.token_path.fake_answers import QuickAnswer
 from measure.token_path.jobs import Latency, Outcome, Rate
-from measure.token_path.machine import model_name
 from measure.token_path.plan import Measured, Scenario
 from measure.token_path.sse import AnswerError, SseMeter
-from measure.token_path.stats import Quantiles, deviations, quantiles, repeated
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = (
@@ -171,19 +172,19 @@ async def test_a_process_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyP
 
 
 def test_only_the_generated_part_of_a_page_is_replaced() -> None:
-    page = f"# Title\n\nBefore.\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
-    renewed = report.replace_generated(page, rendered())
-    assert renewed.startswith("# Title\n\nBefore.\n\n" + report.BEGIN)
-    assert renewed.endswith(report.END + "\n\nAfter.\n")
+    page = f"# Title\n\nBefore.\n\n{report.SECTION.begin}\nold\n{report.SECTION.end}\n\nAfter.\n"
+    renewed = report.SECTION.replace(page, rendered())
+    assert renewed.startswith("# Title\n\nBefore.\n\n" + report.SECTION.begin)
+    assert renewed.endswith(report.SECTION.end + "\n\nAfter.\n")
     assert "old" not in renewed
-    assert report.replace_generated(renewed, rendered()) == renewed
+    assert report.SECTION.replace(renewed, rendered()) == renewed
 
 
 def test_a_page_without_a_generated_part_gets_one_at_its_end() -> None:
-    renewed = report.replace_generated("# Title\n", rendered())
+    renewed = report.SECTION.replace("# Title\n", rendered())
     assert renewed == "# Title\n\n" + rendered()
 
 
 def test_a_page_with_half_of_the_markers_is_left_alone() -> None:
-    with pytest.raises(ValueError, match="markers"):
-        report.replace_generated(f"{report.END}\n", rendered())
+    with pytest.raises(ValueError, match="only one of"):
+        report.SECTION.replace(f"{report.SECTION.end}\n", rendered())
