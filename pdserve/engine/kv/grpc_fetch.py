@@ -3,6 +3,7 @@ until there is something to take in."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -166,6 +167,10 @@ class Fetcher:
                 intake.take(message)
         finally:
             call.cancel()
+            # gRPC keeps what belongs to a call until its end has been taken.
+            with contextlib.suppress(grpc.RpcError):
+                for _ in call:
+                    pass
         intake.require_complete()
 
 
