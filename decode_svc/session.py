@@ -93,7 +93,8 @@ class Session:
         try:
             self._shared.workload.require_open()
             self._check_context(command.num_tokens)
-            if not self._shared.room.reserve(self._key(sequence_id), command.num_tokens):
+            charge = self._shared.engine.info.in_blocks(command.num_tokens)
+            if not self._shared.room.reserve(self._key(sequence_id), charge):
                 raise DecodeError(
                     ErrorReason.NO_ROOM,
                     f"no room for {command.num_tokens} tokens in the KV cache now; retry later",
@@ -157,7 +158,8 @@ class Session:
         num_tokens = len(request.token_ids) + max_tokens
         self._check_context(num_tokens)
         turn = asyncio.Event()
-        if not self._shared.room.commit(self._key(sequence_id), num_tokens, turn.set):
+        charge = self._shared.engine.info.in_blocks(num_tokens)
+        if not self._shared.room.commit(self._key(sequence_id), charge, turn.set):
             raise DecodeError(
                 ErrorReason.NO_ROOM, f"no room for {num_tokens} tokens in the KV cache"
             )

@@ -1,5 +1,7 @@
 """Who may use how much of an engine's KV cache, where it decodes. Pure.
 
+What is charged is in tokens of whole blocks, for an engine gives no smaller part to anybody.
+
 Every sequence is charged its worst case, prompt and longest answer, from the moment it is
 promised room until it ends: a promise must hold when the KV arrives, however the others have
 grown by then. Two kinds of sequence differ in one point:

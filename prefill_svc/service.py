@@ -80,7 +80,7 @@ class PrefillService(PrefillServiceServicer):
             yield
             return
         key = object()
-        if not room.hold(key, num_tokens):
+        if not room.hold(key, self._engine.info.in_blocks(num_tokens)):
             raise PrefillError(
                 ErrorReason.NO_ROOM,
                 f"no room to hold {num_tokens} tokens in the KV cache now; retry later",

@@ -25,6 +25,11 @@ class EngineInfo:
     transports: tuple[str, ...]
     weights: str
 
+    def in_blocks(self, num_tokens: int) -> int:
+        """The tokens of cache that so many take: those of whole blocks."""
+        size = self.fingerprint.block_size
+        return -(-num_tokens // size) * size
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:

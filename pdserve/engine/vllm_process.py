@@ -194,7 +194,8 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
             pipeline_parallel=vllm_config.parallel_config.pipeline_parallel_size,
         ),
         context_length=vllm_config.model_config.max_model_len,
-        kv_capacity_tokens=cache.num_gpu_blocks * cache.block_size,
+        # One block stands for no block at all, and nobody gets it.
+        kv_capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
         transports=config.transports,
         weights=_weights(vllm_config.model_config),
     )

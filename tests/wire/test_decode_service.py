@@ -177,7 +177,7 @@ async def test_room_is_promised_only_where_there_is_room() -> None:
     async with sim_worker(FAST.model_copy(update={"kv_capacity_tokens": 1_000})) as worker:
         session = SessionClient(worker.channel)
         assert await session.reserve(1, 600) is None
-        assert worker.workload.load.reserved_tokens == 600
+        assert worker.workload.load.reserved_tokens == 608  # nineteen whole blocks of 32
         refused = await session.reserve(2, 600)
         assert refused is not None
         assert refused.reason is ErrorReason.NO_ROOM
