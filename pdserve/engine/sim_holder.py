@@ -2,7 +2,8 @@
 
 No bytes travel, but all else does: a reader asks for a transfer by its id and the epoch of the
 process that gave it out, is told when the blocks are read, takes its time, and asks at its end
-whether they were held until then.
+whether they were held until then. A holder whose blocks are not read yet says so again and
+again, for one that is silent is taken for dead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pdserve.config import Listen
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import SimDescriptor
 
-_READ, _DONE, _HELD = b"read\n", b"done\n", b"held\n"
+_WAIT, _READ, _DONE, _HELD = b"wait\n", b"read\n", b"done\n", b"held\n"
+_WAIT_S = 1.0
+_SILENCE_S = 3.0
 _REFUSALS = {
     reason.name.encode() + b"\n": (reason, message)
     for reason, message in (
@@ -129,7 +132,7 @@ class SimHolder:
             with suppress(ConnectionError):
                 asked = (await reader.readline()).decode(errors="replace")
                 epoch, _, transfer_id = asked.strip().partition(" ")
-                writer.write(await self._found(epoch, transfer_id))
+                writer.write(await self._found(epoch, transfer_id, writer))
                 if await reader.readline() == _DONE:
                     held = self._end(transfer_id)
                     writer.write(_HELD if held else _refusal(ErrorReason.KV_EXPIRED))
@@ -137,14 +140,19 @@ class SimHolder:
         finally:
             writer.close()
 
-    async def _found(self, epoch: str, transfer_id: str) -> bytes:
+    async def _found(self, epoch: str, transfer_id: str, writer: asyncio.StreamWriter) -> bytes:
         if epoch != self._epoch:
             return _refusal(ErrorReason.KV_STALE_EPOCH)
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             ended = transfer_id in self._ended
             return _refusal(ErrorReason.KV_EXPIRED if ended else ErrorReason.KV_FOREIGN)
-        await transfer.read.wait()
+        while not transfer.read.is_set():
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    await transfer.read.wait()
+            except TimeoutError:
+                writer.write(_WAIT)
         return _READ if transfer.num_tokens else _refusal(ErrorReason.KV_TRANSFER_FAILED)
 
 
@@ -154,19 +162,29 @@ async def fetch(descriptor: SimDescriptor, transfer: Callable[[], Awaitable[None
     Raises DecodeError with the holder's reason, or KV_TRANSFER_FAILED where none answers.
     """
     try:
-        reader, writer = await asyncio.open_connection(descriptor.host, descriptor.port)
+        async with asyncio.timeout(_SILENCE_S):
+            reader, writer = await asyncio.open_connection(descriptor.host, descriptor.port)
     except OSError:
         raise _lost() from None
     try:
         writer.write(f"{descriptor.epoch} {descriptor.transfer_id}\n".encode())
-        _expect(_READ, await reader.readline())
+        _expect(_READ, await _answer(reader))
         await transfer()
         writer.write(_DONE)
-        _expect(_HELD, await reader.readline())
-    except ConnectionError:
+        _expect(_HELD, await _answer(reader))
+    except OSError:
         raise _lost() from None
     finally:
         writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """Raises TimeoutError for a holder that is silent."""
+    answer = _WAIT
+    while answer == _WAIT:
+        async with asyncio.timeout(_SILENCE_S):
+            answer = await reader.readline()
+    return answer
 
 
 def _refusal(reason: ErrorReason) -> bytes:

@@ -308,6 +308,37 @@ async def test_a_holder_that_dies_in_mid_transfer_fails_it() -> None:
 
 
 @on_virtual_time
+@pytest.mark.parametrize("said", [b"", b"read\n", b"wait\n"])
+async def test_a_holder_that_is_silent_in_mid_transfer_is_taken_for_dead(said: bytes) -> None:
+    async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(said)
+
+    writers: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(say, "127.0.0.1", 0) as holder, started() as engine:
+        port = holder.sockets[0].getsockname()[1]
+        now = asyncio.get_running_loop().time
+        begun = now()
+        silent = SimDescriptor(1, "nixl", "transfer", "epoch", "127.0.0.1", port)
+        assert await refusal(engine, silent) is ErrorReason.KV_TRANSFER_FAILED
+        # After the 50 tokens have come, where it said that they would.
+        assert now() - begun == pytest.approx(3.1 if said == b"read\n" else 3.0)
+        for writer in writers:
+            writer.close()
+
+
+@on_virtual_time
+async def test_a_holder_that_reads_for_long_is_waited_for() -> None:
+    slow = CONFIG.model_copy(update={"prefill_token_s": 1.0})
+    async with started(slow) as holder, started() as engine:
+        events = holder.prefill(request(50), 50, "grpc")
+        admitted = await anext(events)
+        answer = asyncio.create_task(timed(engine, request(50), sim_descriptor(admitted)))
+        await anext(events)
+        assert times(await answer)[0] == pytest.approx(50 + 0.1 + 0.11)
+
+
+@on_virtual_time
 async def test_a_prompt_whose_reading_is_aborted_is_not_handed_over() -> None:
     async with started() as holder, started() as engine:
         events = holder.prefill(request(150), 5, "grpc")
