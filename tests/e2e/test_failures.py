@@ -1,10 +1,11 @@
-"""`kill -9` of each kind of process in turn, in the middle of a stream."""
+"""`kill -9` of each kind of process in turn, and workers that stand still, in mid-work."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.fleet import TIMEOUT_S, Fleet, Prompt
 from tests.support.prompts import prompts
+from tests.support.second_coordinator import second_coordinator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -99,18 +101,67 @@ def _kill_decode_in_mid_stream(fleet: Fleet, victim: str) -> None:
     assert failure.value.code == "decode_failed"
 
 
+@pytest.mark.parametrize("transport", ["nixl", "grpc"])
+def test_workers_that_stand_still_in_a_hand_off_are_done_without(
+    fleet: Fleet, transport: str
+) -> None:
+    """Prefill, then decode, each with its engine; when they go on, they have dropped it all."""
+    until(fleet.ready)
+    with second_coordinator(fleet, transport) as clients:
+        expected = clients.ask(STORY, "colocated", "http", stream=False)
+        with _standing_still_once(clients, "prefill-0", lambda: _running(clients, "prefill-0") > 0):
+            began = time.monotonic()
+            answer = clients.ask(STORY, "disaggregated", "http", stream=True)
+            assert time.monotonic() - began < 3 * HANG_S, "and the prompt read twice"
+        assert (answer.mode, answer.text) == ("colocated", expected.text)
+        until(lambda: _route_is_ready(clients, "disaggregated"))
+        with _standing_still_once(clients, "decode-0", lambda: _running(clients, "prefill-0") > 0):
+            began = time.monotonic()
+            with pytest.raises(openai.InternalServerError) as failure:
+                clients.ask(STORY, "disaggregated", "http", stream=True)
+            assert time.monotonic() - began < 2 * HANG_S
+        assert failure.value.status_code in (502, 503)
+        until(lambda: _route_is_ready(clients, "disaggregated"))
+        again = clients.ask(STORY, "disaggregated", "http", stream=True)
+        assert (again.mode, again.text) == ("disaggregated", expected.text)
+        until(lambda: _is_idle(clients))
+    until(fleet.ready)
+    until(lambda: _route_is_ready(fleet, "disaggregated"))
+
+
+@contextmanager
+def _standing_still_once(fleet: Fleet, name: str, condition: Callable[[], bool]) -> Iterator[None]:
+    """Stops a worker and all below it as soon as it is so, until the context ends."""
+    worker = fleet.system.child(name)
+    processes = [worker, *worker.children(recursive=True)]
+
+    def stop() -> None:
+        until(condition)
+        for process in processes:
+            process.suspend()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        yield
+    finally:
+        stopper.join()
+        for process in processes:
+            process.resume()
+
+
 def test_after_all_that_nothing_is_held(fleet: Fleet) -> None:
     until(fleet.ready)
     fleet.ask(STORY, "disaggregated", "http", stream=True)
+    until(lambda: _is_idle(fleet))
 
-    def idle() -> bool:
-        state = fleet.state()
-        return all(
-            not worker["open_leases"] and not worker["reserved_tokens"] and not worker["running"]
-            for worker in state["workers"]
-        ) and state["requests"][fleet.model] == {"running": 0, "queued": 0}
 
-    until(idle)
+def _is_idle(fleet: Fleet) -> bool:
+    state = fleet.state()
+    return all(
+        not worker["open_leases"] and not worker["reserved_tokens"] and not worker["running"]
+        for worker in state["workers"]
+    ) and state["requests"][fleet.model] == {"running": 0, "queued": 0}
 
 
 def _running(fleet: Fleet, worker_id: str) -> int:
