@@ -28,6 +28,9 @@ test: check test-fast ## make check, then every test
 test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go to pytest
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
+soak: install ## the fault suite with new seeds for an hour; SOAK_S=600 for ten minutes
+	@exec $(bin)/python -m tests.faults $(ARGS)
+
 proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
 	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }
 	@$(MAKE) --no-print-directory proto-accept

@@ -63,11 +63,11 @@ WITHIN_S = 20.0
 class SimFleetWorker:
     """A worker that can die and come back at the same address."""
 
-    def __init__(self, worker_id: str, *roles: Role, sim: SimConfig = FAST) -> None:
+    def __init__(self, worker_id: str, *roles: Role, sim: SimConfig = FAST, port: int = 0) -> None:
         self.worker_id = worker_id
         self._roles = frozenset(roles)
         self._sim = sim
-        self._port = 0
+        self._port = port
         self.alive = False
         self._life = AsyncExitStack()
 
@@ -75,7 +75,7 @@ class SimFleetWorker:
         self.registry = CollectorRegistry()
         metrics = WorkerMetrics(self.registry)
         workload = self.workload = Workload(metrics.sequence_ended)
-        engine = self._engine = SimEngine(self._sim, "sim-test", RealClock())
+        engine = self._engine = self._make_engine(self._sim)
         identity = WorkerIdentity(self.worker_id, uuid4().hex, self._roles, MODEL)
 
         metrics.watch(workload, identity, "sim")
@@ -106,6 +106,9 @@ class SimFleetWorker:
         await server.set_serving(True)
         self.alive = True
         return self
+
+    def _make_engine(self, sim: SimConfig) -> SimEngine:
+        return SimEngine(sim, "sim-test", RealClock())
 
     async def kill(self) -> None:
         """Breaks every call at once."""
@@ -178,6 +181,7 @@ class SimCoordinator:
         self.http = httpx.AsyncClient(
             base_url=f"http://{self._http_server.address}", trust_env=False, timeout=WITHIN_S
         )
+        self.addresses = {"http": self._http_server.address, "grpc": self._grpc_server.address}
         self.channel = grpc.aio.insecure_channel(self._grpc_server.address)
         self.grpc: InferenceServiceAsyncStub = InferenceServiceStub(self.channel)
 
