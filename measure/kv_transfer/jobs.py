@@ -11,7 +11,7 @@ BLOCK_SIZE = 32
 CHUNK_TOKENS = 256
 """Tokens that a paced holder makes readable at a time, as pdserve's prefill chunks."""
 
-CHUNK_BYTES_PER_S = 0.4e9
+CHUNK_BYTES_PER_S = 0.3e9
 """Pace of the chunks: slower than any of the ways that are paced."""
 
 

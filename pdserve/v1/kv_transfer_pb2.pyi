@@ -48,7 +48,7 @@ Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
 class FetchResponse(_message.Message):
-    """One part of the stream, 1 to 4 MiB where it has blocks."""
+    """One part of the stream, about 1 MiB where it has blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

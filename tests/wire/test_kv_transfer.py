@@ -302,13 +302,14 @@ def test_a_hold_that_nobody_fetches_runs_out() -> None:
 @pytest.mark.parametrize(
     ("bytes_per_block", "num_layers", "expected"),
     [
-        (24_576, 30, (2, 30)),  # SmolLM2-135M: 0.7 MiB a block
-        (65_536, 32, (1, 32)),  # Llama-3.1-8B, blocks of 16 tokens: exactly 2 MiB
-        (65_536, 80, (1, 32)),  # Llama-3.1-70B: 5 MiB a block
+        (24_576, 30, (1, 30)),  # SmolLM2-135M: 0.7 MiB a block
+        (24_576, 15, (2, 15)),
+        (65_536, 32, (1, 16)),  # Llama-3.1-8B, blocks of 16 tokens: 2 MiB
+        (65_536, 80, (1, 16)),  # Llama-3.1-70B: 5 MiB a block
         (4_194_304, 2, (1, 1)),
     ],
 )
-def test_parts_are_of_a_few_megabytes(
+def test_parts_are_of_about_a_megabyte(
     bytes_per_block: int, num_layers: int, expected: tuple[int, int]
 ) -> None:
     shape = CacheShape(16, num_layers, bytes_per_block, "", "")

@@ -30,8 +30,7 @@ _OPTIONS = (
     *TRANSFER_OPTIONS,
     # The fetch's own thread takes its messages from gRPC: no second one is woken for each.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
-    # gRPC's 16 KiB make the reader work through a hundred frames a part; whole parts would let
-    # a ping wait long.
+    # gRPC's 16 KiB would make the reader work through 64 frames a part.
     ("grpc.http2.max_frame_size", 1024 * 1024),
 )
 

@@ -18,7 +18,7 @@ from pdserve.fleet_key import carries_key
 from pdserve.rpc_errors import to_status
 from pdserve.v1.kv_transfer_pb2 import DESCRIPTOR, FetchRequest, FetchResponse, KvManifest
 
-PART_BYTES = 2 * 1024 * 1024
+PART_BYTES = 1024 * 1024
 """What a part has at most, unless one block of one layer is larger: fastest when measured."""
 _MAX_FETCHES = 1024
 """Threads are made when they are needed; a fetch that found none would wait for one that waits
