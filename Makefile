@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv clean
+.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv soak clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
