@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from uuid import uuid4
 
@@ -66,6 +67,26 @@ def test_every_way_gives_the_same_text_and_the_hand_off_is_real(
         assert not any(came.values())
     assert len(set(texts.values())) == 1, texts
     assert texts.popitem()[1]
+
+
+def test_a_crowd_gets_the_answers_of_those_who_come_alone(fleet: Fleet, grpc_fleet: Fleet) -> None:
+    """No near tie is among these prompts (`prompts`), so what batching does to logits shows in
+    no text."""
+    shortest = sorted(prompts(), key=lambda prompt: len(prompt.text))[:16]
+    alone = [fleet.ask(prompt, "colocated", "http", False).text for prompt in shortest]
+    before = moved(fleet)
+    with ThreadPoolExecutor(2 * len(shortest)) as crowd:
+        asked = [
+            crowd.submit(clients.ask, prompt, "disaggregated", surface, True)
+            for prompt in shortest
+            for clients, surface in ((fleet, "http"), (grpc_fleet, "grpc"))
+        ]
+        answers = [each.result() for each in asked]
+    assert all(answer.mode == "disaggregated" for answer in answers)
+    assert [answer.text for answer in answers] == [text for text in alone for _ in range(2)]
+    came = difference(before, moved(fleet))
+    least = sum(answer.prompt_tokens - 1 for answer in answers[::2]) * KV_BYTES_PER_TOKEN
+    assert min(came.values()) >= least
 
 
 def test_the_prompts_span_what_they_should(fleet: Fleet) -> None:
