@@ -24,6 +24,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="By default, the first one served.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="Asks for a route.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 512,
 ) -> None:
     """Talks with a model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
     from cli.http import connect, get_json
@@ -34,7 +35,7 @@ def chat(
             if not served:
                 raise CliError(f"{url} serves no model")
             model = served[0]["id"]
-        talk = Conversation(client, model, mode)
+        talk = Conversation(client, model, mode, max_tokens)
         if system:
             talk.add("system", system)
         if sys.stdin.isatty():
@@ -73,6 +74,7 @@ class Conversation:
     client: httpx.Client
     model: str
     mode: Mode | None
+    max_tokens: int
     messages: list[dict[str, str]] = field(default_factory=list)
     _session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -105,6 +107,7 @@ class Conversation:
         body = {
             "model": self.model,
             "messages": self.messages,
+            "max_tokens": self.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -257,15 +257,9 @@ class GrpcSession:
             sequence = sequences.get(delta.sequence_id)
             if sequence is None:  # aborted while this was on its way
                 continue
-            if delta.HasField("failure"):
+            if delta.finish_reason or delta.HasField("failure"):
                 del sequences[delta.sequence_id]
-                if delta.token_ids:
-                    sequence.push(convert.delta_from_proto(delta))
-                failure = convert.failure_from_proto(delta.failure)
-                sequence.fail(DecodeError(failure.reason, failure.message))
-            elif delta.finish_reason:
-                del sequences[delta.sequence_id]
-                sequence.push(convert.delta_from_proto(delta))
+                _end(sequence, delta)
             elif (take := sequence.take) is None or not take(delta.text, now):
                 sequence.push(convert.delta_from_proto(delta))
         for reservation in message.reservations:
@@ -278,6 +272,18 @@ class GrpcSession:
                 sequence.fail(DecodeError(failure.reason, failure.message))
             else:
                 sequence.grant()
+
+
+def _end(sequence: Sequence, delta: decode.SequenceDelta) -> None:
+    """What a sequence ends with: its last tokens, and a failure where there is one."""
+    try:
+        if delta.token_ids or delta.finish_reason:
+            sequence.push(convert.delta_from_proto(delta))
+    except DecodeError as unknown:
+        sequence.fail(unknown)
+    if delta.HasField("failure"):
+        failure = convert.failure_from_proto(delta.failure)
+        sequence.fail(DecodeError(failure.reason, failure.message))
 
 
 def _copy(error: DecodeError) -> DecodeError:

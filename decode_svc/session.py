@@ -83,8 +83,8 @@ class Session:
         self._reserved.clear()
         self._shared.report_room()
 
-    def _key(self, sequence_id: int) -> tuple[int, int]:
-        return id(self), sequence_id
+    def _key(self, sequence_id: int) -> tuple[Session, int]:
+        return self, sequence_id
 
     def _reserve(self, command: decode_pb2.ReserveSequence) -> None:
         sequence_id = command.sequence_id
@@ -123,7 +123,10 @@ class Session:
             self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
             self._close_if_done()
             return
-        self._tasks[sequence_id] = asyncio.create_task(self._run(sequence_id, request, kv, turn))
+        task = asyncio.create_task(self._run(sequence_id, request, kv, turn))
+        self._tasks[sequence_id] = task
+        # Not in the task itself: one that is cancelled before its first step runs nothing.
+        task.add_done_callback(lambda _: self._ended(sequence_id))
 
     def _abort(self, sequence_id: int) -> None:
         task = self._tasks.get(sequence_id)
@@ -179,11 +182,12 @@ class Session:
         except Exception:
             _log.exception("sequence failed", request_id=request.request_id)
             self.outgoing.fail(sequence_id, Failure(ErrorReason.INTERNAL, "internal error"))
-        finally:
-            del self._tasks[sequence_id]
-            self._shared.room.release(self._key(sequence_id))
-            self._shared.report_room()
-            self._close_if_done()
+
+    def _ended(self, sequence_id: int) -> None:
+        del self._tasks[sequence_id]
+        self._shared.room.release(self._key(sequence_id))
+        self._shared.report_room()
+        self._close_if_done()
 
     async def _generate(
         self, sequence_id: int, request: EngineRequest, kv: KvHandle | None

@@ -38,6 +38,9 @@ TRANSFER_OPTIONS: tuple[tuple[str, int], ...] = (
 _CHANNEL_OPTIONS = (
     *KEEPALIVE_OPTIONS,
     *SIZE_OPTIONS,
+    # gRPC would answer each message with a ping that measures the bandwidth: a third of the thread
+    # switches of reading it. A step's tokens fit the window that a stream begins with.
+    ("grpc.http2.bdp_probe", 0),
     # A worker that comes back is found within a second; gRPC's defaults wait up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pdserve.errors import REASON_BY_NUMBER, ErrorReason, PdserveError
+from pdserve.errors import REASON_BY_NUMBER, DecodeError, ErrorReason, PdserveError
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -338,10 +338,15 @@ def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:
 
 
 def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
-    """On the token path: the rare fields are looked at only where they can be set."""
+    """On the token path: the rare fields are looked at only where they can be set.
+
+    Raises DecodeError for a finish reason that this version does not know.
+    """
     delta = Delta(message.text, message.token_ids[:])
     if message.finish_reason:
-        delta.finish_reason = _FINISH_FROM_PROTO[message.finish_reason]
+        delta.finish_reason = _FINISH_FROM_PROTO.get(message.finish_reason)
+        if delta.finish_reason is None:
+            raise DecodeError(ErrorReason.INTERNAL, "the answer ended in a way unknown here")
         delta.usage = usage_from_proto(message.usage)
     if message.HasField("timings"):
         timings = message.timings

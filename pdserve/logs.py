@@ -29,7 +29,12 @@ def configure(config: LogConfig, **fields: str) -> None:
         _hide_secrets,
     ]
     last: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Without rich's tracebacks: they show the values of variables, keys among them.
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
         if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -61,12 +61,11 @@ def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
     """
     info = _error_info(error)
     if info is not None and info.reason in ErrorReason.__members__:
-        retry_after = info.metadata.get("retry_after_s")
         return PdserveError(
             ErrorReason[info.reason],
             error.details() or "",
             param=info.metadata.get("param"),
-            retry_after_s=None if retry_after is None else float(retry_after),
+            retry_after_s=_seconds(info.metadata.get("retry_after_s")),
         )
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -84,16 +83,24 @@ def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
 
 
 def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+    """None as well for one that is damaged: what failed is then told by the code alone."""
+    info = error_details_pb2.ErrorInfo()
     try:
         # Typed for a Call, whose methods the errors that gRPC raises have too.
         status = rpc_status.from_call(error)  # type: ignore[arg-type]
+        for detail in () if status is None else status.details:
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                return info
+    except (ValueError, ParseError):
+        return None
+    return None
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
     except ValueError:
         return None
-    info = error_details_pb2.ErrorInfo()
-    for detail in () if status is None else status.details:
-        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-            return info
-    return None
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

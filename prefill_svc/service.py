@@ -27,6 +27,7 @@ _log = structlog.get_logger(__name__)
 HOLD_S = 10.0
 """How long the engine holds blocks without being told to go on: the most that a service which
 hangs can cost."""
+MAX_LEASE_S = 24 * 3600.0
 RENEW_S = 1.0
 """How often it is told so, and asked whether they have been fetched meanwhile."""
 
@@ -133,9 +134,11 @@ class PrefillService(PrefillServiceServicer):
     def _validate(self, prompt: EngineRequest, lease_s: float, transport: str) -> None:
         if not prompt.token_ids:
             raise RejectedError(ErrorReason.INVALID_ARGUMENT, "the prompt is empty", param="prompt")
-        if lease_s <= 0:
+        if not 0 < lease_s <= MAX_LEASE_S:
             raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT, "the lease must be above 0 s", param="lease"
+                ErrorReason.INVALID_ARGUMENT,
+                f"the lease must be above 0 s and at most {MAX_LEASE_S:.0f} s",
+                param="lease",
             )
         info = self._engine.info
         num_tokens = len(prompt.token_ids)
@@ -169,9 +172,10 @@ class PrefillService(PrefillServiceServicer):
             lease_expiry_ns=round((self._wall_clock() + lease_s) * 1e9),
             descriptor=descriptor,
         )
+        handle = sealed(handle, self._key)
         self._leases.open(handle.handle_id, handle.num_tokens, time.monotonic(), lease_s)
         self._workload.leases_changed()
-        return sealed(handle, self._key)
+        return handle
 
     def _keep(self, handle: KvHandle, ending: _Ending) -> asyncio.Task[None]:
         """Has the blocks held until the lease ends, then freed; no cancelled call stops that."""

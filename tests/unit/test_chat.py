@@ -37,7 +37,7 @@ def test_each_turn_sends_the_conversation_so_far(capsys: pytest.CaptureFixture[s
         asked.append(request)
         return sse("Hel", "lo")
 
-    talk = Conversation(client(answer), "m", Mode.DISAGGREGATED)
+    talk = Conversation(client(answer), "m", Mode.DISAGGREGATED, 16)
     talk.add("system", "be brief")
     talk.turn("hi")
     talk.turn("again")
@@ -66,7 +66,7 @@ def test_each_turn_sends_the_conversation_so_far(capsys: pytest.CaptureFixture[s
 )
 def test_a_failed_turn_is_told_and_forgotten(response: httpx.Response, said: str) -> None:
     answers = [response, sse("fine")]
-    talk = Conversation(client(lambda _: answers.pop(0)), "m", None)
+    talk = Conversation(client(lambda _: answers.pop(0)), "m", None, 16)
     with pytest.raises(CliError, match=said):
         talk.turn("one")
     talk.turn("two")
@@ -80,7 +80,7 @@ def test_a_stopped_answer_stays_in_the_conversation(capsys: pytest.CaptureFixtur
             raise KeyboardInterrupt
 
     response = httpx.Response(200, stream=Interrupted(), headers=ROUTE)
-    talk = Conversation(client(lambda _: response), "m", None)
+    talk = Conversation(client(lambda _: response), "m", None, 16)
     talk.turn("hi")
     assert talk.messages[-1] == {"role": "assistant", "content": "Half"}
     assert "stopped" in capsys.readouterr().err

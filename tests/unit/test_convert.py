@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve import convert, convert_worker
-from pdserve.errors import ErrorReason, PdserveError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -30,7 +30,7 @@ from pdserve.types import (
     Usage,
     WorkerInfo,
 )
-from pdserve.v1 import kv_pb2
+from pdserve.v1 import decode_pb2, kv_pb2
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -209,3 +209,10 @@ def test_a_handle_without_a_transport_is_incompatible() -> None:
     with pytest.raises(PdserveError) as caught:
         convert.handle_from_proto(kv_pb2.KvHandle(handle_id="a"))
     assert caught.value.reason is ErrorReason.KV_INCOMPATIBLE
+
+
+def test_a_finish_reason_of_a_newer_version_is_told_apart_from_none() -> None:
+    message = decode_pb2.SequenceDelta(sequence_id=1, text="a", token_ids=[1])
+    message.finish_reason = 77  # type: ignore[assignment]
+    with pytest.raises(DecodeError, match="unknown here"):
+        convert.delta_from_proto(message)

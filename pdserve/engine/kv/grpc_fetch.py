@@ -140,11 +140,8 @@ class Fetcher:
             self._fetch(running, channel, intake)
         except DecodeError as error:
             failure = error
-        except grpc.RpcError as error:
-            cause = from_rpc_error(error, lost=ErrorReason.KV_TRANSFER_FAILED)
-            failure = DecodeError(cause.reason, cause.message)
         except Exception as error:
-            failure = _failed(f"{type(error).__name__}: {error}")
+            failure = _cause(error)
         seconds = time.monotonic() - (intake.begun or time.monotonic())
         self._ended.put(Fetched(running.order, intake.num_bytes, seconds, failure))
 
@@ -251,3 +248,10 @@ class _Intake:
 
 def _failed(message: str) -> DecodeError:
     return DecodeError(ErrorReason.KV_TRANSFER_FAILED, message)
+
+
+def _cause(error: Exception) -> DecodeError:
+    if isinstance(error, grpc.RpcError):
+        cause = from_rpc_error(error, lost=ErrorReason.KV_TRANSFER_FAILED)
+        return DecodeError(cause.reason, cause.message)
+    return _failed(f"{type(error).__name__}: {error}")
