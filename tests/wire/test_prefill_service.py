@@ -97,6 +97,17 @@ async def test_a_transport_that_is_not_offered_is_refused(worker: SimWorker) -> 
     assert await refusal(worker, message) is ErrorReason.KV_INCOMPATIBLE
 
 
+@pytest.mark.parametrize("seconds", [-1, 0, 25 * 3600, 2 * 10**10])
+async def test_a_lease_of_no_time_or_of_ages_is_refused_and_leaves_nothing(
+    worker: SimWorker, seconds: int
+) -> None:
+    message = convert.prefill_request_to_proto(request(), "grpc")
+    message.lease.FromSeconds(seconds)
+    assert await refusal(worker, message) is ErrorReason.INVALID_ARGUMENT
+    assert worker.workload.load.open_leases == 0
+    await worker.workload.ended()
+
+
 def ends(worker: SimWorker) -> dict[str, int]:
     """How leases ended so far."""
     return {end: count for end, count in worker.workload.leases.ended.items() if count}
