@@ -55,16 +55,16 @@ class ResponseStream:
             DecodeError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the end"),
         )
 
-    def forward(self, render: Callable[[str], bytes], write: Callable[[bytes], bool]) -> None:
-        """From now on text that comes alone may be rendered and written in the call in which it
-        arrives, instead of waking the reader in `__anext__`.
+    def forward(self, write: Callable[[str], bool]) -> None:
+        """From now on text that comes alone may be written in the call in which it arrives,
+        instead of waking the reader in `__anext__`.
 
         Both get what comes in order. `write` returns False to have the reader woken after all.
         """
         record, series, observe = self._record, self._series, self._latencies.observe
 
         def take(text: str, now: float) -> bool:
-            if text and not write(render(text)):
+            if text and not write(text):
                 return False
             observe(series, now - record.last_token)
             record.last_token = now

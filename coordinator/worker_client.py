@@ -20,7 +20,7 @@ from pdserve.channel import channel
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
+from pdserve.types import Delta, EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
 from pdserve.v1 import decode_pb2 as decode
 from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
 from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse
@@ -253,14 +253,25 @@ class GrpcSession:
     def _deliver(self, message: decode.SessionResponse) -> None:
         sequences = self._sequences
         now = time.monotonic()
+        tokens = message.tokens
+        # The token path. Columns are told to be of one length: a worker that breaks this breaks
+        # its session.
+        for sequence_id, token_id, text in zip(
+            tokens.sequence_ids, tokens.token_ids, tokens.texts, strict=True
+        ):
+            # One that was aborted while this was on its way is not there.
+            if (sequence := sequences.get(sequence_id)) is not None and (
+                (take := sequence.take) is None or not take(text, now)
+            ):
+                sequence.push(Delta(text, [token_id]))
         for delta in message.deltas:
             sequence = sequences.get(delta.sequence_id)
-            if sequence is None:  # aborted while this was on its way
+            if sequence is None:
                 continue
             if delta.finish_reason or delta.HasField("failure"):
                 del sequences[delta.sequence_id]
                 _end(sequence, delta)
-            elif (take := sequence.take) is None or not take(delta.text, now):
+            else:
                 sequence.push(convert.delta_from_proto(delta))
         for reservation in message.reservations:
             sequence = sequences.get(reservation.sequence_id)

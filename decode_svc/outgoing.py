@@ -60,12 +60,14 @@ class Outgoing:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        columns = self._columns()
         # A failure follows its sequence's last tokens in the same delta.
         deltas = [convert.delta_to_proto(*item) for item in self._deltas.items()]
         if self._failures:
             deltas = self._with_failures(deltas)
         message = decode_pb2.SessionResponse(
             deltas=deltas,
+            tokens=columns,
             reservations=[
                 decode_pb2.Reservation(
                     sequence_id=sequence_id,
@@ -78,6 +80,22 @@ class Outgoing:
         self._failures.clear()
         self._reservations.clear()
         return message
+
+    def _columns(self) -> decode_pb2.TokenColumns | None:
+        """Takes out of the deltas those that are one token and nothing else."""
+        plain = [
+            sequence_id
+            for sequence_id, delta in self._deltas.items()
+            if delta.is_plain and sequence_id not in self._failures
+        ]
+        if not plain:
+            return None
+        deltas = [self._deltas.pop(sequence_id) for sequence_id in plain]
+        return decode_pb2.TokenColumns(
+            sequence_ids=plain,
+            token_ids=[delta.token_ids[0] for delta in deltas],
+            texts=[delta.text for delta in deltas],
+        )
 
     def _with_failures(
         self, deltas: list[decode_pb2.SequenceDelta]

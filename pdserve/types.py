@@ -146,6 +146,11 @@ class Delta:
     usage: Usage | None = None
     timings: FirstTokenTimings | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one token, and its sequence goes on."""
+        return len(self.token_ids) == 1 and self.finish_reason is None and self.timings is None
+
     def extend(self, later: Delta) -> None:
         """Takes in the delta that follows this one."""
         self.text += later.text

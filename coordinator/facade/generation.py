@@ -16,9 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
 from coordinator.facade.http_wire import (
     WhileConnected,
-    chunk_writer,
     read_json_body,
     stopping,
+    text_writer,
 )
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.openai_answer import chat_completion, completion
@@ -141,8 +141,8 @@ class GenerationResponse(Response):
         try:
             if frames.opening:
                 await send(_body(frames.opening, more=True))
-            if (write := chunk_writer(send)) is not None:
-                stream.forward(frames.delta, write)
+            if (write := text_writer(send, frames.before, frames.after)) is not None:
+                stream.forward(write)
             async for delta in stream:
                 if delta.finish_reason is not None:
                     assert delta.usage is not None

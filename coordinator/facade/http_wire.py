@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import httptools
+import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -111,8 +112,9 @@ class WhileConnected:
         self._task.cancel()
 
 
-def chunk_writer(send: Send) -> Callable[[bytes], bool] | None:
-    """A short way for chunks of a body that has begun: in a plain call, without an ASGI message.
+def text_writer(send: Send, before: bytes, after: bytes) -> Callable[[str], bool] | None:
+    """A short way for a body that has begun: writes a text as JSON, between `before` and `after`,
+    as one chunk, in a plain call and without an ASGI message.
 
     It returns False, and has written nothing, where `send` must be used: when it would wait, or
     the client left. None where there is no such way, since `send` is not uvicorn's own or the
@@ -121,15 +123,18 @@ def chunk_writer(send: Send) -> Callable[[bytes], bool] | None:
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle) or not cycle.chunked_encoding:
         return None
-    flow, write = cycle.flow, cycle.transport.write
+    flow, write, dumps = cycle.flow, cycle.transport.write, orjson.dumps
+    around = len(before) + len(after)
+    after += b"\r\n"
 
-    def write_chunk(data: bytes) -> bool:
+    def write_text(text: str) -> bool:
         if flow.write_paused or cycle.disconnected:
             return False
-        write(b"%x\r\n%b\r\n" % (len(data), data))
+        data = dumps(text)
+        write(b"%x\r\n%b%b%b" % (around + len(data), before, data, after))
         return True
 
-    return write_chunk
+    return write_text
 
 
 def stopping() -> PdserveError:

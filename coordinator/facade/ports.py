@@ -23,7 +23,7 @@ class TokenStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 
-    def forward(self, render: Callable[[str], bytes], write: Callable[[bytes], bool]) -> None:
+    def forward(self, write: Callable[[str], bool]) -> None:
         """From now on text may be rendered and written at once, instead of waking the reader.
 
         Both get what comes in order. `write` returns False to have the reader woken after all.

@@ -41,9 +41,12 @@ COMPLETION_CHUNK = ChunkShape(kind="text_completion", before=b'"text":', after=b
 
 
 class Frames:
-    """The events of one stream: `opening`, a `delta` for each text, `closing` with the last."""
+    """The events of one stream: `opening`, a `delta` for each text, `closing` with the last.
 
-    __slots__ = ("_after", "_before", "_finish", "_include_usage", "_prefix", "opening")
+    A delta is the text as JSON between `before` and `after`.
+    """
+
+    __slots__ = ("_finish", "_include_usage", "_prefix", "after", "before", "opening")
 
     def __init__(self, identity: AnswerIdentity, shape: ChunkShape, include_usage: bool) -> None:
         head = {
@@ -56,8 +59,8 @@ class Frames:
         end = b',"logprobs":null,"finish_reason":%b}]' + usage + b"}\n\n"
         self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self._include_usage = include_usage
-        self._before = self._prefix + b'{"index":0,' + shape.before
-        self._after = shape.after + end % b"null"
+        self.before = self._prefix + b'{"index":0,' + shape.before
+        self.after = shape.after + end % b"null"
         self._finish = {
             reason: shape.after + end % orjson.dumps(reason.value) for reason in FinishReason
         }
@@ -66,11 +69,11 @@ class Frames:
             self.opening = self._prefix + b'{"index":0,' + shape.opening + end % b"null"
 
     def delta(self, text: str) -> bytes:
-        return self._before + orjson.dumps(text) + self._after
+        return self.before + orjson.dumps(text) + self.after
 
     def closing(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
         """The last text with its finish reason, the usage where it was asked for, the end."""
-        last = self._before + orjson.dumps(text) + self._finish[reason]
+        last = self.before + orjson.dumps(text) + self._finish[reason]
         if not self._include_usage:
             return last + DONE
         counts = orjson.dumps(usage_json(usage))

@@ -129,6 +129,7 @@ class GrpcReader:
             message = await self._call.read()
             if not isinstance(message, decode_pb2.SessionResponse):
                 raise AnswerError("the worker ended its session")
+            tally.add(len(message.tokens.token_ids))
             for delta in message.deltas:
                 if delta.HasField("failure"):
                     raise AnswerError(delta.failure.message)

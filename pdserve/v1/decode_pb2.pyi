@@ -168,31 +168,77 @@ class SessionResponse(_message.Message):
 
     DELTAS_FIELD_NUMBER: _builtins.int
     RESERVATIONS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceDelta]:
-        """Tokens, ends and failures; at most one for each sequence."""
+        """First tokens, ends, failures, and steps that brought a sequence more than
+        one token. Of a sequence at most one, and then no token in `tokens`.
+        """
 
     @_builtins.property
     def reservations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reservation]:
         """Answers to ReserveSequence."""
+
+    @_builtins.property
+    def tokens(self) -> Global___TokenColumns:
+        """Every other token."""
 
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___SequenceDelta] | None = ...,
         reservations: _abc.Iterable[Global___Reservation] | None = ...,
+        tokens: Global___TokenColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "reservations", b"reservations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "reservations", b"reservations", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
+class TokenColumns(_message.Message):
+    """One token for each of many sequences that go on, in columns of one length:
+    this is parsed for every token, and a column costs a fraction of messages.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sequences."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The token of each."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The text that each has to append; may be empty."""
+
+    def __init__(
+        self,
+        *,
+        sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenColumns: _TypeAlias = TokenColumns  # noqa: Y015
+
+@_typing.final
 class SequenceDelta(_message.Message):
-    """Kept flat: it is parsed once for each token."""
+    """What one step, or several, brought to one sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -59,7 +59,7 @@ class FakeStream:
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
 
-    def forward(self, render: Callable[[str], bytes], write: Callable[[bytes], bool]) -> None:
+    def forward(self, write: Callable[[str], bool]) -> None:
         """Every delta is iterated over all the same."""
 
     async def __anext__(self) -> Delta:

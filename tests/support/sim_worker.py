@@ -185,6 +185,13 @@ class SessionClient:
         if message is grpc.aio.EOF:
             return False
         self.messages.append(message)
+        columns = message.tokens
+        for sequence_id, token_id, text in zip(
+            columns.sequence_ids, columns.token_ids, columns.texts, strict=True
+        ):
+            answer = self.answers[sequence_id]
+            assert not answer.ended, "a token after the end"
+            answer.steps.append(Delta(text, [token_id]))
         for delta in message.deltas:
             answer = self.answers[delta.sequence_id]
             assert not answer.ended, "a delta after the end"

@@ -7,7 +7,7 @@ import asyncio
 from decode_svc.outgoing import Outgoing
 from pdserve import convert
 from pdserve.errors import ErrorReason
-from pdserve.types import Delta, Failure, FinishReason, Usage
+from pdserve.types import Delta, Failure, FinishReason, FirstTokenTimings, Usage
 from pdserve.v1 import decode_pb2
 
 FAILURE = Failure(ErrorReason.DECODE_FAILED, "lost")
@@ -26,7 +26,23 @@ async def test_what_is_added_in_one_iteration_leaves_in_one_message() -> None:
     for sequence_id in range(256):
         outgoing.add(sequence_id, Delta("x", [sequence_id]))
     message = await reading
-    assert [delta.sequence_id for delta in message.deltas] == list(range(256))
+    assert list(message.tokens.sequence_ids) == list(range(256))
+    assert list(message.tokens.token_ids) == list(range(256))
+    assert list(message.tokens.texts) == ["x"] * 256
+    assert not message.deltas
+
+
+async def test_only_single_tokens_of_sequences_that_go_on_travel_in_columns() -> None:
+    outgoing = Outgoing()
+    outgoing.add(1, Delta("a", [1], timings=FirstTokenTimings(0.0, 0.0)))
+    outgoing.add(2, Delta("b", [2]))
+    outgoing.add(3, Delta("cd", [3, 4]))
+    outgoing.add(4, Delta("e", [5], FinishReason.STOP, Usage(5, 4, 0)))
+    outgoing.add(5, Delta("f", [6]))
+    outgoing.fail(5, FAILURE)
+    message = await message_of(outgoing)
+    assert list(message.tokens.sequence_ids) == [2]
+    assert [delta.sequence_id for delta in message.deltas] == [1, 3, 4, 5]
 
 
 async def test_deltas_of_a_sequence_that_wait_are_merged() -> None:
@@ -72,7 +88,8 @@ async def test_nothing_of_a_forgotten_sequence_is_sent() -> None:
     outgoing.add(2, Delta("b", [2]))
     outgoing.forget(1)
     message = await message_of(outgoing)
-    assert [delta.sequence_id for delta in message.deltas] == [2]
+    assert list(message.tokens.sequence_ids) == [2]
+    assert not message.deltas
     assert not message.reservations
 
 

@@ -69,7 +69,10 @@ async def test_one_message_carries_the_tokens_of_all_sequences_of_a_step() -> No
             assert len((await session.answer(sequence_id)).token_ids) == 40
 
         # The starts may straddle several steps, and so may the ends: between them all run.
-        steps = [{delta.sequence_id for delta in message.deltas} for message in session.messages]
+        steps = [
+            {delta.sequence_id for delta in message.deltas} | set(message.tokens.sequence_ids)
+            for message in session.messages
+        ]
         began = [min(n for n, s in enumerate(steps) if i in s) for i in range(1, 65)]
         ended = [max(n for n, s in enumerate(steps) if i in s) for i in range(1, 65)]
         assert max(began) < min(ended)
@@ -151,7 +154,7 @@ async def test_a_call_that_is_cancelled_twice_still_gives_everything_back(
 
     async def serve_call() -> None:
         async for message in worker.decode.Session(commands(), None):  # type: ignore[arg-type]
-            if message.deltas:
+            if message.tokens.sequence_ids:
                 running.set()
 
     call = asyncio.create_task(serve_call())
