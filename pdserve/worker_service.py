@@ -16,7 +16,7 @@ from pdserve.v1 import worker_pb2
 from pdserve.v1.worker_pb2_grpc import WorkerServiceServicer
 from pdserve.workload import Workload
 
-LOAD_INTERVAL_S = 0.25
+LOAD_INTERVAL_S = 0.5
 HEARTBEAT_S = 0.5
 DEFAULT_DRAIN_S = 30.0
 
