@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdserve.convert import duration, fingerprint_from_proto, fingerprint_to_proto, seconds
-from pdserve.types import Load, Role, WorkerInfo
+from pdserve.types import EngineWork, Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
 
 _ROLE_TO_PROTO = {
@@ -26,6 +26,7 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
         transports=info.transports,
         weights=info.weights,
         version=info.version,
+        chunk_tokens=info.chunk_tokens,
     )
 
 
@@ -44,6 +45,7 @@ def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerI
         transports=tuple(message.transports),
         weights=message.weights,
         version=message.version,
+        chunk_tokens=message.chunk_tokens,
     )
 
 
@@ -57,6 +59,7 @@ def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
         draining=load.draining,
         lease_tokens=load.lease_tokens,
         oldest_lease_age=duration(load.oldest_lease_s),
+        work=work_to_proto(load.work),
     )
 
 
@@ -70,4 +73,27 @@ def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
         draining=message.draining,
         lease_tokens=message.lease_tokens,
         oldest_lease_s=seconds(message.oldest_lease_age),
+        work=work_from_proto(message.work),
+    )
+
+
+def work_to_proto(work: EngineWork) -> worker_pb2.EngineWork:
+    return worker_pb2.EngineWork(
+        steps=work.steps,
+        seconds=work.seconds,
+        prefill_tokens=work.prefill_tokens,
+        prefill_pairs=work.prefill_pairs,
+        sequences=work.sequences,
+        kv_usage=work.kv_usage,
+    )
+
+
+def work_from_proto(message: worker_pb2.EngineWork) -> EngineWork:
+    return EngineWork(
+        steps=message.steps,
+        seconds=message.seconds,
+        prefill_tokens=message.prefill_tokens,
+        prefill_pairs=message.prefill_pairs,
+        sequences=message.sequences,
+        kv_usage=message.kv_usage,
     )

@@ -252,7 +252,8 @@ class PrefillResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who a worker is; constant for the life of its process. `weights` as in EngineInfo."""
+    """Who a worker is; constant for the life of its process. `weights` and `chunk_tokens` as
+    in EngineInfo."""
 
     worker_id: str
     epoch: str
@@ -265,6 +266,7 @@ class WorkerInfo:
     transports: tuple[str, ...]
     weights: str
     version: str
+    chunk_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +289,48 @@ class LeaseSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineWork:
+    """What an engine's steps did: one of them, or all since it began, added up.
+
+    `prefill_tokens` prompt tokens were read, and `prefill_pairs` adds up how many tokens each
+    of them came after. `sequences` adds up those that wrote a token in a step, `kv_usage` the
+    part of the cache in use (0 to 1) in each step in which any wrote.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    sequences: int = 0
+    kv_usage: float = 0.0
+
+    def __add__(self, other: EngineWork) -> EngineWork:
+        return EngineWork(
+            self.steps + other.steps,
+            self.seconds + other.seconds,
+            self.prefill_tokens + other.prefill_tokens,
+            self.prefill_pairs + other.prefill_pairs,
+            self.sequences + other.sequences,
+            self.kv_usage + other.kv_usage,
+        )
+
+    def __sub__(self, other: EngineWork) -> EngineWork:
+        return EngineWork(
+            self.steps - other.steps,
+            self.seconds - other.seconds,
+            self.prefill_tokens - other.prefill_tokens,
+            self.prefill_pairs - other.prefill_pairs,
+            self.sequences - other.sequences,
+            self.kv_usage - other.kv_usage,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a worker is; see `WatchLoadResponse` in worker.proto."""
+    """How busy a worker is; see `WatchLoadResponse` in worker.proto.
+
+    `work` is all since the engine began; that it grew is no news by itself.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -298,6 +340,7 @@ class Load:
     draining: bool = False
     lease_tokens: int = 0
     oldest_lease_s: float = 0.0
+    work: EngineWork = field(default=EngineWork(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

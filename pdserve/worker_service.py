@@ -59,6 +59,7 @@ class WorkerService(WorkerServiceServicer):
                 transports=engine.transports,
                 weights=engine.weights,
                 version=pdserve.__version__,
+                chunk_tokens=engine.chunk_tokens,
             )
         )
 

@@ -10,7 +10,7 @@ from pdserve.clock import Clock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.room import Room
-from pdserve.types import LeaseSnapshot, Load, Role
+from pdserve.types import EngineWork, LeaseSnapshot, Load, Role
 
 FINISHED = "finished"
 CANCELLED = ErrorReason.CANCELLED.label
@@ -30,6 +30,7 @@ class Workload:
         self.room: Room | None = None
         self._on_end = on_end
         self._engine = EngineLoad()
+        self._work = EngineWork()
         self._sequences = 0
         self._leases: Callable[[], LeaseSnapshot] = LeaseSnapshot
         self._reserved_tokens = 0
@@ -50,6 +51,7 @@ class Workload:
             draining=self._draining,
             lease_tokens=leases.tokens,
             oldest_lease_s=leases.oldest_s,
+            work=self._work,
         )
 
     @property
@@ -63,8 +65,9 @@ class Workload:
         return self._sequences + self._leases().open
 
     def step(self, stats: StepStats) -> None:
-        """Takes an engine step's load; a StepListener."""
+        """Takes an engine step's load and work; a StepListener."""
         self._engine = stats.load
+        self._work += stats.work
         self._notify()
 
     def show_leases(self, read: Callable[[], LeaseSnapshot]) -> None:

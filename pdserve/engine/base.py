@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdserve.types import Delta, EngineRequest, Fingerprint, KvDescriptor
+from pdserve.types import Delta, EngineRequest, EngineWork, Fingerprint, KvDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class EngineInfo:
 
     `kind` is "vllm" or "sim"; `context_length` and `kv_capacity_tokens` are in tokens;
     `transports` are the names of the KV transports it can use, best first; `weights` is what
-    it computes with, "bfloat16" or "fp8" for example.
+    it computes with, "bfloat16" or "fp8" for example; `chunk_tokens` is the most prompt tokens
+    that one step reads.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class EngineInfo:
     kv_capacity_tokens: int
     transports: tuple[str, ...]
     weights: str
+    chunk_tokens: int
 
     def in_blocks(self, num_tokens: int) -> int:
         """The tokens of cache that so many take: those of whole blocks."""
@@ -80,13 +82,14 @@ class StepStats:
     """What one engine step did, for metrics and load reports.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up in the prefix cache and
-    found there since the last step.
+    found there since the last step; `work` is this step's.
     """
 
     load: EngineLoad
     prefix_queries: int = 0
     prefix_hits: int = 0
     transfers: tuple[Transfer, ...] = ()
+    work: EngineWork = field(default_factory=EngineWork)
 
 
 StepListener = Callable[[StepStats], None]

@@ -32,6 +32,7 @@ from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
     Delta,
     EngineRequest,
+    EngineWork,
     Fingerprint,
     FirstTokenTimings,
     GrpcDescriptor,
@@ -43,11 +44,11 @@ from pdserve.types import (
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way: (sequence, prompt tokens read), sequences that write, its length."""
+    """A step under way: (sequence, prompt tokens read), sequences that write, what it does."""
 
     reading: list[tuple[SimSequence, int]]
     writing: list[SimSequence]
-    seconds: float
+    work: EngineWork
 
 
 class SimEngine:
@@ -63,6 +64,7 @@ class SimEngine:
             kv_capacity_tokens=config.kv_capacity_tokens,
             transports=(NixlDescriptor.transport, GrpcDescriptor.transport),
             weights=config.weights,
+            chunk_tokens=config.chunk_tokens,
         )
         self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)
@@ -227,20 +229,21 @@ class SimEngine:
             self._wake.clear()
             step = self._schedule()
             if step is None:
-                self._publish(listener)
+                self._publish(listener, EngineWork())
                 await self._wake.wait()
                 due = self._clock.now()
                 continue
             # From when the last step was due, so that late wake-ups do not add up; but a loop
             # that cannot keep up is not chased by more than one step.
-            due = max(due, self._clock.now() - step.seconds) + step.seconds
+            seconds = step.work.seconds
+            due = max(due, self._clock.now() - seconds) + seconds
             await self._clock.sleep(max(0.0, due - self._clock.now()))
             self._apply(step)
-            self._publish(listener)
+            self._publish(listener, step.work)
 
-    def _publish(self, listener: StepListener) -> None:
+    def _publish(self, listener: StepListener, work: EngineWork) -> None:
         stats = StepStats(
-            self.load, self._prefix_queries, self._prefix_hits, tuple(self._transfers)
+            self.load, self._prefix_queries, self._prefix_hits, tuple(self._transfers), work
         )
         self._prefix_queries = self._prefix_hits = 0
         self._transfers.clear()
@@ -272,7 +275,15 @@ class SimEngine:
         seconds = config.prefill_token_s * (config.chunk_tokens - budget)
         if writers := sum(sequence.writes for sequence in writing):
             seconds += config.decode_step_s + config.decode_sequence_s * writers
-        return _Step(reading, writing, seconds)
+        work = EngineWork(
+            steps=1,
+            seconds=seconds,
+            prefill_tokens=config.chunk_tokens - budget,
+            prefill_pairs=sum(it.computed * chunk + chunk**2 // 2 for it, chunk in reading),
+            sequences=writers,
+            kv_usage=self.load.kv_usage if writers else 0.0,
+        )
+        return _Step(reading, writing, work)
 
     def _admit(self) -> None:
         free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens

@@ -88,6 +88,8 @@ class VllmEngine:
                 completion_tokens += len(completion.token_ids)
                 delta = Delta(completion.text, list(completion.token_ids))
                 if first and completion_tokens:
+                    if kv is None:
+                        self._recorder.read(len(request.token_ids), output.num_cached_tokens or 0)
                     reason = ErrorReason.DECODE_FAILED
                     delta.timings = FirstTokenTimings(*_phases(output.metrics))
                 if output.finished:
@@ -129,6 +131,7 @@ class VllmEngine:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prompt's KV blocks are not held")
         descriptor = early or nixl.to_descriptor(last.kv_transfer_params)
         self._held.add(_held_name(descriptor))
+        self._recorder.read(len(request.token_ids), last.num_cached_tokens or 0)
         yield Prefilled(descriptor, last.num_cached_tokens or 0, *_phases(last.metrics))
 
     async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:

@@ -197,6 +197,8 @@ def engine_args(config: VllmEngineConfig, epoch: str) -> dict[str, Any]:
         "tensor_parallel_size": config.tensor_parallel,
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
+        # What each step did and how long it took, in the statistics that it makes anyway.
+        "enable_logging_iteration_details": True,
         # Requests say all of their sampling; the model's folder must not add to it.
         "generation_config": "vllm",
         "use_tqdm_on_load": False,

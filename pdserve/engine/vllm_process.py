@@ -198,6 +198,7 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
         kv_capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
         transports=config.transports,
         weights=_weights(vllm_config.model_config),
+        chunk_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdserve.engine.base import EngineLoad, StepListener, StepStats, Transfer
 from pdserve.errors import DecodeError, ErrorReason
-from pdserve.types import GrpcDescriptor
+from pdserve.types import EngineWork, GrpcDescriptor
 
 _MAX_FAILURES = 256
 
@@ -23,6 +23,7 @@ class StepRecorder:
         self.load = EngineLoad()
         self._failures: dict[str, DecodeError] = {}
         self._ended: set[str] = set()
+        self._prefill_pairs = 0
 
     def take_failure(self, transfer_id: str) -> DecodeError | None:
         """Why a transfer over gRPC into this engine failed; told once."""
@@ -32,6 +33,10 @@ class StepRecorder:
         """The transfer ids of holds over gRPC that the engine has ended since the last call."""
         ended, self._ended = self._ended, set()
         return ended
+
+    def read(self, num_tokens: int, cached_tokens: int) -> None:
+        """A prompt was read, from after its cached tokens on."""
+        self._prefill_pairs += (num_tokens**2 - cached_tokens**2) // 2
 
     def record(self, stats: Any) -> None:
         """Takes vLLM's `SchedulerStats` of one step."""
@@ -45,10 +50,30 @@ class StepRecorder:
             prefix_queries=prefix.queries,
             prefix_hits=prefix.hits,
             transfers=self._transfers(stats.kv_connector_stats or {}),
+            work=self._work(stats.iteration_details, stats.kv_cache_usage),
         )
         if step != StepStats(load=self.load):
             self.load = step.load
             self._listener(step)
+
+    def _work(self, details: Any, kv_usage: float) -> EngineWork:
+        """Takes vLLM's `SchedulerIterationDetails`; None for a step in which nothing ran.
+
+        It does not say what the tokens of a chunk came after: a prompt's pairs count in the
+        step after its last.
+        """
+        if details is None or details.is_dummy:
+            return EngineWork()
+        pairs, self._prefill_pairs = self._prefill_pairs, 0
+        writes = details.num_generation_requests
+        return EngineWork(
+            steps=1,
+            seconds=details.elapsed_ms / 1000,
+            prefill_tokens=details.num_ctx_tokens,
+            prefill_pairs=pairs,
+            sequences=writes,
+            kv_usage=kv_usage if writes else 0.0,
+        )
 
     def _transfers(self, payload: dict[str, Any]) -> tuple[Transfer, ...]:
         """Takes what each transport's connector reports; `payload` has it by their classes."""

@@ -79,6 +79,7 @@ class GetWorkerInfoResponse(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its configured name."""
     epoch: _builtins.str
@@ -97,6 +98,8 @@ class GetWorkerInfoResponse(_message.Message):
     """Precision of its weights: what they are quantised to, "fp8" for example,
     or else their type, "bfloat16" for example.
     """
+    chunk_tokens: _builtins.int
+    """The most prompt tokens that one step of its engine reads."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """What it hosts."""
@@ -123,10 +126,11 @@ class GetWorkerInfoResponse(_message.Message):
         transports: _abc.Iterable[_builtins.str] | None = ...,
         version: _builtins.str = ...,
         weights: _builtins.str = ...,
+        chunk_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,6 +167,7 @@ class WatchLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     OLDEST_LEASE_AGE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that run in the engine."""
     waiting: _builtins.int
@@ -181,6 +186,10 @@ class WatchLoadResponse(_message.Message):
     def oldest_lease_age(self) -> _duration_pb2.Duration:
         """Age of the oldest open lease."""
 
+    @_builtins.property
+    def work(self) -> Global___EngineWork:
+        """What its engine has done since it began."""
+
     def __init__(
         self,
         *,
@@ -192,14 +201,57 @@ class WatchLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         lease_tokens: _builtins.int = ...,
         oldest_lease_age: _duration_pb2.Duration | None = ...,
+        work: Global___EngineWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_lease_age", b"oldest_lease_age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_lease_age", b"oldest_lease_age", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_usage", b"kv_usage", "lease_tokens", b"lease_tokens", "oldest_lease_age", b"oldest_lease_age", "open_leases", b"open_leases", "reserved_tokens", b"reserved_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_usage", b"kv_usage", "lease_tokens", b"lease_tokens", "oldest_lease_age", b"oldest_lease_age", "open_leases", b"open_leases", "reserved_tokens", b"reserved_tokens", "running", b"running", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class EngineWork(_message.Message):
+    """What steps of an engine did, added up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_PAIRS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    KV_USAGE_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps."""
+    seconds: _builtins.float
+    """Seconds that they took."""
+    prefill_tokens: _builtins.int
+    """Prompt tokens that they read."""
+    prefill_pairs: _builtins.int
+    """For each of these, the tokens that it came after."""
+    sequences: _builtins.int
+    """Sequences that wrote a token, in each step."""
+    kv_usage: _builtins.float
+    """Part of the KV cache in use, 0 to 1, in each step in which any wrote."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        prefill_tokens: _builtins.int = ...,
+        prefill_pairs: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        kv_usage: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_usage", b"kv_usage", "prefill_pairs", b"prefill_pairs", "prefill_tokens", b"prefill_tokens", "seconds", b"seconds", "sequences", b"sequences", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineWork: _TypeAlias = EngineWork  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

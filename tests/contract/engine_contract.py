@@ -18,7 +18,14 @@ import pytest
 import pytest_asyncio
 
 from pdserve.engine.base import Engine, Prefilled, StepStats
-from pdserve.types import Delta, EngineRequest, FinishReason, KvDescriptor, SamplingParams
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    EngineWork,
+    FinishReason,
+    KvDescriptor,
+    SamplingParams,
+)
 from tests.support.prefilling import read
 
 Prompt = tuple[int, ...]
@@ -228,3 +235,17 @@ class EngineContract:
         assert any(stats.load.running for stats in decode_steps)
         assert any(stats.load.kv_usage > 0 for stats in decode_steps)
         assert sum(stats.prefix_queries for stats in decode_steps) >= len(prompt)
+
+    async def test_a_step_tells_what_it_did_and_how_long_it_took(
+        self, decode_engine: Engine, decode_steps: list[StepStats], prompt: Prompt
+    ) -> None:
+        decode_steps.clear()
+        await run(decode_engine, replace(request(prompt, max_tokens=4), cache_salt="worked"))
+        work = sum((stats.work for stats in decode_steps), EngineWork())
+        assert work.prefill_tokens == len(prompt)
+        # The step that ends the prompt writes too; an engine may count it among these or not.
+        assert work.sequences in (3, 4)
+        assert work.steps >= 4
+        assert work.seconds > 0
+        assert 0 < work.kv_usage < work.sequences
+        assert work.prefill_pairs == pytest.approx(len(prompt) ** 2 / 2, rel=0.1)

@@ -69,6 +69,7 @@ class RemotePrefill:
             info.kv_capacity_tokens,
             info.transports,
             info.weights,
+            info.chunk_tokens,
         )
 
     @property

@@ -99,6 +99,7 @@ class FakeWorker:
             transports=("nixl",),
             weights="bfloat16",
             version="0",
+            chunk_tokens=256,
         )
         self._info = replace(self._info, **info)
         self._load = Load()

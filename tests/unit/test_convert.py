@@ -14,6 +14,7 @@ from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import (
     Delta,
     EngineRequest,
+    EngineWork,
     Failure,
     Fingerprint,
     FinishReason,
@@ -93,9 +94,13 @@ info = st.builds(
     transports=st.lists(text, max_size=3).map(tuple),
     weights=text,
     version=text,
+    chunk_tokens=uint32,
 )
 load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)
 failure = st.builds(Failure, st.sampled_from(ErrorReason), text)
+
+
+work = st.builds(EngineWork, uint64, finite, uint64, uint64, uint64, finite)
 
 
 def wired(message: Any) -> Any:
@@ -112,6 +117,7 @@ def wired(message: Any) -> Any:
         (handle, convert.handle_to_proto, convert.handle_from_proto),
         (info, convert_worker.worker_info_to_proto, convert_worker.worker_info_from_proto),
         (load, convert_worker.load_to_proto, convert_worker.load_from_proto),
+        (work, convert_worker.work_to_proto, convert_worker.work_from_proto),
         (failure, convert.failure_to_proto, convert.failure_from_proto),
     ],
 )

@@ -197,6 +197,7 @@ def worker(
         transports=transports,
         weights=weights,
         version="0",
+        chunk_tokens=256,
     )
 
 

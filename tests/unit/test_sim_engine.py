@@ -92,6 +92,23 @@ async def test_a_long_prompt_is_read_in_chunks_while_others_decode() -> None:
 
 
 @on_virtual_time
+async def test_steps_tell_what_they_did() -> None:
+    steps: list[StepStats] = []
+    async with started(steps=steps) as engine:
+        await timed(engine, request(250, max_tokens=2))
+    worked = [stats.work for stats in steps if stats.work.steps]
+    assert [(it.prefill_tokens, it.prefill_pairs, it.sequences) for it in worked] == [
+        (100, 5_000, 0),
+        (100, 100 * 100 + 5_000, 0),
+        (50, 200 * 50 + 1_250, 1),
+        (0, 0, 1),
+    ]
+    assert [it.seconds for it in worked] == pytest.approx([0.1, 0.1, 0.05 + 0.11, 0.11])
+    usage = [it.kv_usage * CONFIG.kv_capacity_tokens for it in worked]
+    assert usage == pytest.approx([0, 0, 250, 251])
+
+
+@on_virtual_time
 async def test_all_sequences_of_a_step_are_delivered_in_one_iteration_of_the_loop() -> None:
     flat_out = CONFIG.model_copy(
         update={"prefill_token_s": 0.0, "decode_step_s": 0.0, "decode_sequence_s": 0.0}

@@ -11,7 +11,7 @@ from pdserve.clock import RealClock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.room import Room
-from pdserve.types import LeaseSnapshot, Load, Role
+from pdserve.types import EngineWork, LeaseSnapshot, Load, Role
 from pdserve.worker_service import drain
 from pdserve.workload import Workload
 from tests.support.virtual_time import on_virtual_time, settle
@@ -82,6 +82,15 @@ async def test_a_watch_gives_changes_at_most_every_interval_and_a_heartbeat_with
     assert times == (0.0, 0.1, 0.2, 2.2, 4.2, 5.0)
     assert [value.running for value in values] == [0, 6, 9, 9, 9, 9]
     assert values[-1] == Load(running=9, open_leases=3, lease_tokens=70, oldest_lease_s=0.5)
+
+
+def test_the_work_of_steps_adds_up_and_is_no_news() -> None:
+    load, _ = workload()
+    before = load.load
+    load.step(StepStats(EngineLoad(), work=EngineWork(1, 0.5, 20, 200, 3, 0.25)))
+    load.step(StepStats(EngineLoad(), work=EngineWork(1, 0.25, 0, 0, 4, 0.5)))
+    assert load.load.work == EngineWork(2, 0.75, 20, 200, 7, 0.75)
+    assert load.load == before
 
 
 def test_what_waits_for_room_counts_as_waiting_for_the_engine() -> None:

@@ -38,6 +38,7 @@ async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
         transports=("nixl", "grpc"),
         weights="bfloat16",
         version=pdserve.__version__,
+        chunk_tokens=256,
     )
 
 
