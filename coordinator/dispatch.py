@@ -32,7 +32,7 @@ from coordinator.policy.ladder import (
     words,
 )
 from coordinator.policy.pairs import Pair
-from coordinator.policy.prefix import chain
+from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import Plan, RequestFacts
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
@@ -120,8 +120,8 @@ class Dispatcher:
         record: RequestRecord,
     ) -> tuple[Execution, Delta]:
         """Plans and tries, each time without what failed, until a first delta comes."""
-        prefix = chain(request.token_ids, request.cache_salt)
-        facts = self._facts(spec, model, len(request.token_ids), prefix)
+        prompt = PromptBlocks(request.token_ids, request.cache_salt)
+        facts = self._facts(spec, model, len(request.token_ids), prompt)
         failure: _Failure | None = None
         steps: list[str] = []
         for _ in range(MAX_ATTEMPTS):
@@ -139,7 +139,7 @@ class Dispatcher:
             record.decode_worker = plan.decode
             record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
             pair = self._fleet.pair(plan)
-            execution = Execution(self._fleet, plan, request, prefix)
+            execution = Execution(self._fleet, plan, request, prompt)
             try:
                 first = await execution.begin(record)
             except (PrefillError, DecodeError) as error:
@@ -196,7 +196,7 @@ class Dispatcher:
         return model.context_length if served is None else min(served, model.context_length)
 
     def _facts(
-        self, spec: GenerateSpec, model: ServedModel, num_tokens: int, prefix: tuple[int, ...]
+        self, spec: GenerateSpec, model: ServedModel, num_tokens: int, prompt: PromptBlocks
     ) -> RequestFacts:
         keys = {"request": spec.request_id, "session": spec.session, "tenant": spec.tenant}
         return RequestFacts(
@@ -204,7 +204,7 @@ class Dispatcher:
             asked=spec.mode,
             # A request without a session or a tenant falls into an arm by itself.
             sticky_key=keys[model.policy.sticky] or spec.request_id,
-            cached_tokens=self._fleet.cached_tokens(model.config.name, prefix),
+            cached_tokens=self._fleet.cached_tokens(model.config.name, prompt),
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from coordinator.fleet import Fleet, Worker
 from coordinator.lifecycle import Event
+from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from coordinator.sequence import Sequence, Take
@@ -26,13 +27,14 @@ class Execution:
     """
 
     def __init__(
-        self, fleet: Fleet, plan: Plan, request: EngineRequest, prefix: tuple[int, ...] = ()
+        self, fleet: Fleet, plan: Plan, request: EngineRequest, prompt: PromptBlocks | None = None
     ) -> None:
-        """`prefix` are the prompt's block hashes, which the decode worker then holds."""
+        """`prompt` is that of the request, where the workers' caches are to be believed to hold
+        it from then on."""
         self.plan = plan
         self._fleet = fleet
         self._request = request
-        self._prefix = prefix
+        self._prompt = prompt
         self._decode: Worker | None = None
         self._session: Session | None = None
         self._sequence: Sequence | None = None
@@ -62,7 +64,7 @@ class Execution:
         if first.timings is not None:
             record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
         self._end_lease()
-        decode.prefixes.add(self._prefix)
+        self._expect_cached(decode)
         return self._with_true_usage(first)
 
     async def next(self) -> Delta:
@@ -125,6 +127,7 @@ class Execution:
                     self._start(session, sequence, worker, early)
                 result = self._prefilled = await _read(call, sequence)
         record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
+        self._expect_cached(worker)
         if early is None:
             self._start(session, sequence, worker, result.handle)
 
@@ -137,6 +140,10 @@ class Execution:
                 ErrorReason.KV_STALE_EPOCH, "the prefill worker was restarted meanwhile"
             )
         session.start(sequence, self._request, handle)
+
+    def _expect_cached(self, worker: Worker) -> None:
+        if self._prompt is not None and worker.cache is not None:
+            worker.cache.expect(self._prompt)
 
     def _end_lease(self) -> None:
         if self._prefill is not None:

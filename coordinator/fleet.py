@@ -16,7 +16,7 @@ from enum import StrEnum
 import structlog
 
 from coordinator.policy.pairs import Pair, PairTable, Process
-from coordinator.policy.prefix import BLOCK_TOKENS, PrefixIndex
+from coordinator.policy.prefix import CacheBelief, PrefixIndex, PromptBlocks
 from coordinator.policy.snapshot import Plan, Snapshot, WorkerView
 from coordinator.worker_client import Session, WorkerClient
 from pdserve.clock import Clock
@@ -47,7 +47,7 @@ class Worker:
     `tried` says that it was reached or found away once.
 
     `proven` says that a colocated probe went through this very process; `outstanding_*`
-    count what this coordinator has given it.
+    count what this coordinator has given it; `cache` is there once it was reached.
     """
 
     client: WorkerClient
@@ -60,7 +60,7 @@ class Worker:
     detail: str = "not reached yet"
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
-    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(0))
+    cache: CacheBelief | None = None
     _calls: set[asyncio.Timeout] = field(default_factory=set)
 
     @asynccontextmanager
@@ -121,6 +121,7 @@ class Fleet:
         self.clock = clock
         self._workers = {address: Worker(client) for address, client in clients.items()}
         self._turns: Counter[str] = Counter()
+        self._prefixes = PrefixIndex()
         self.pairs = PairTable(quarantine_after)
         """Of connected processes alone."""
         self.changed = asyncio.Event()
@@ -201,16 +202,18 @@ class Fleet:
             )
         return quarantined
 
-    def cached_tokens(self, model: str, hashes: tuple[int, ...]) -> dict[str, int]:
-        """Prompt tokens that each decode worker of the model is believed to hold, by id."""
-        return {
-            worker.info.worker_id: worker.prefixes.cached_tokens(hashes)
+    def cached_tokens(self, model: str, prompt: PromptBlocks) -> dict[str, int]:
+        """Prompt tokens that the cache of each worker of the model is believed to save, by id."""
+        caches = {
+            worker.info.worker_id: worker.cache
             for worker in self._workers.values()
             if worker.connected
             and worker.info is not None
+            and worker.cache is not None
             and worker.info.model == model
-            and worker.hosts(Role.DECODE)
         }
+        saved = self._prefixes.cached_tokens(prompt, list(caches.values()))
+        return dict(zip(caches, saved, strict=True))
 
     async def _link(self, worker: Worker) -> None:
         while True:
@@ -265,7 +268,9 @@ class Fleet:
         worker.connected = worker.tried = True
         worker.detail = ""
         if restarted:
-            worker.prefixes = PrefixIndex(info.kv_capacity_tokens // BLOCK_TOKENS)
+            if worker.cache is not None:
+                worker.cache.leave()
+            worker.cache = self._prefixes.join(info.fingerprint.block_size, info.kv_capacity_tokens)
         log.info("worker connected", worker=info.worker_id, restarted=restarted)
         self.changed.set()
 

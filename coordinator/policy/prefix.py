@@ -1,53 +1,181 @@
-"""What each worker's prefix cache is believed to hold: an approximate index of block hashes."""
+"""What each worker's prefix cache is believed to hold, and how much of a prompt that saves. Pure.
+
+A worker that tells what its cache holds is believed; what it is to have read since its last
+report is expected, and dropped unless it says so soon. Of one that tells nothing, what it was
+given last is expected for good, as much of it as its cache has room for.
+"""
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
-from xxhash import xxh3_64_intdigest
+from pdserve.prefix import chain
 
-BLOCK_TOKENS = 32
+_REPORTS_TO_CONFIRM = 2
+"""The next report may have been made before the block was read; the one after it was not."""
 
-
-def chain(token_ids: tuple[int, ...], cache_salt: str) -> tuple[int, ...]:
-    """A hash for each full block that stands for the prompt up to the block's end.
-
-    Blocks of BLOCK_TOKENS tokens; prompts with different salts share none.
-    """
-    return tuple(_chain(token_ids, cache_salt))
+_SPARE_TOLD = 1024
 
 
-def _chain(token_ids: tuple[int, ...], cache_salt: str) -> Iterator[int]:
-    parent = xxh3_64_intdigest(cache_salt.encode())
-    packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
-    block_bytes = BLOCK_TOKENS * 4
-    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
-        parent = xxh3_64_intdigest(packed[start : start + block_bytes], seed=parent)
-        yield parent
+class PromptBlocks:
+    """A prompt in blocks of any size, hashed once for each size that is asked for."""
+
+    def __init__(self, token_ids: tuple[int, ...], cache_salt: str) -> None:
+        self._token_ids = token_ids
+        self._cache_salt = cache_salt
+        self._chains: dict[int, list[int]] = {}
+
+    def chain(self, block_size: int) -> list[int]:
+        """The names of all full blocks."""
+        found = self._chains.get(block_size)
+        if found is None:
+            found = chain(self._token_ids, self._cache_salt, block_size)
+            self._chains[block_size] = found
+        return found
+
+    def reusable(self, block_size: int) -> list[int]:
+        """Those that a cache can save: an engine computes a prompt's last token in any case."""
+        return self.chain(block_size)[: (len(self._token_ids) - 1) // block_size]
 
 
 class PrefixIndex:
-    """The most recently used blocks of one worker, at most `max_blocks` of them."""
+    """Which caches hold which blocks: one map for all workers, from a block's name to a set of
+    caches as bits, so that one walk along a prompt answers for every worker.
 
-    def __init__(self, max_blocks: int) -> None:
-        self._max_blocks = max_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+    About 90 bytes a block that is cached anywhere, and 8 to 16 more for each worker that has it.
+    """
 
-    def add(self, hashes: tuple[int, ...]) -> None:
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._free: list[int] = []
+        self._joined = 0
+
+    def join(self, block_size: int, capacity_tokens: int) -> CacheBelief:
+        """The belief about one more cache, empty at first."""
+        if not self._free:
+            self._free.append(1 << self._joined)
+            self._joined += 1
+        return CacheBelief(self._holders, self._free, block_size, capacity_tokens)
+
+    def cached_tokens(self, prompt: PromptBlocks, caches: Sequence[CacheBelief]) -> list[int]:
+        """How many of a prompt's first tokens each cache is believed to save."""
+        bits_by_size: dict[int, int] = {}
+        for cache in caches:
+            bits_by_size[cache.block_size] = bits_by_size.get(cache.block_size, 0) | cache.bit
+        depths: dict[int, int] = {}
+        for size, bits in bits_by_size.items():
+            self._walk(prompt.reusable(size), bits, depths)
+        return [depths.get(cache.bit, 0) * cache.block_size for cache in caches]
+
+    def _walk(self, blocks: Sequence[int], left: int, depths: dict[int, int]) -> None:
+        """Notes by each bit of `left` how many of the first blocks it has without a gap."""
+        for depth, block in enumerate(blocks):
+            held = self._holders.get(block, 0) & left
+            if held != left:
+                if depth:
+                    _note(depths, left ^ held, depth)
+                left = held
+                if not left:
+                    return
+        _note(depths, left, len(blocks))
+
+
+def _note(depths: dict[int, int], bits: int, depth: int) -> None:
+    while bits:
+        lowest = bits & -bits
+        depths[lowest] = depth
+        bits ^= lowest
+
+
+class CacheBelief:
+    """What one worker's cache is believed to hold; made by `PrefixIndex.join`.
+
+    `len` counts blocks.
+    """
+
+    def __init__(
+        self, holders: dict[int, int], free: list[int], block_size: int, capacity_tokens: int
+    ) -> None:
+        self.bit = free.pop()
+        self.block_size = block_size
+        self._holders = holders
+        self._free = free
+        self._max_blocks = capacity_tokens // block_size
+        self._num_blocks = 0
+        self._reports = 0
+        # By the number of reports before it; the least recent first.
+        self._expected: OrderedDict[int, int] = OrderedDict()
+        # What was told, to be found again when it is to be forgotten; some twice, some gone.
+        self._told = array("Q")
+
+    def __len__(self) -> int:
+        return self._num_blocks
+
+    def expect(self, prompt: PromptBlocks) -> None:
+        """The worker has read the prompt."""
+        expected = self._expected
         # The end of a prompt is of no use without its beginning, so it is forgotten first.
-        for block in reversed(hashes):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._max_blocks:
-            self._blocks.popitem(last=False)
+        for block in reversed(prompt.chain(self.block_size)):
+            if self._add(block) or block in expected:
+                expected[block] = self._reports
+                expected.move_to_end(block)
+        while len(expected) > self._max_blocks:
+            self._remove(expected.popitem(last=False)[0])
 
-    def cached_tokens(self, hashes: tuple[int, ...]) -> int:
-        """How many leading tokens of the prompt behind `hashes` are believed to be cached."""
-        blocks = 0
-        for block in hashes:
-            if block not in self._blocks:
-                break
-            blocks += 1
-        return blocks * BLOCK_TOKENS
+    def apply(self, added: Iterable[int], removed: Iterable[int]) -> None:
+        """The worker tells which blocks its cache has gained and lost since its last report."""
+        self._reports += 1
+        expected = self._expected
+        before = len(self._told)
+        self._told.extend(added)
+        for block in self._told[before:]:
+            expected.pop(block, None)
+            self._add(block)
+        for block in removed:
+            expected.pop(block, None)
+            self._remove(block)
+        while expected and self._reports - next(iter(expected.values())) >= _REPORTS_TO_CONFIRM:
+            self._remove(expected.popitem(last=False)[0])
+        if len(self._told) > 2 * self._num_blocks + _SPARE_TOLD:
+            told = {block for block in self._told if self._holders.get(block, 0) & self.bit}
+            self._told = array("Q", told)
+
+    def forget(self) -> None:
+        """Drops all that was told: the worker begins anew to tell what it holds."""
+        for block in self._told:
+            if block not in self._expected:
+                self._remove(block)
+        self._told = array("Q")
+
+    def leave(self) -> None:
+        """The cache is gone; nothing may be called any more."""
+        for block in self._expected:
+            self._remove(block)
+        self._expected.clear()
+        self.forget()
+        self._free.append(self.bit)
+
+    def _add(self, block: int) -> bool:
+        """Whether it is new."""
+        holders, bit = self._holders, self.bit
+        held = holders.get(block)
+        if held is None:
+            holders[block] = bit
+        elif held & bit:
+            return False
+        else:
+            holders[block] = held | bit
+        self._num_blocks += 1
+        return True
+
+    def _remove(self, block: int) -> None:
+        held = self._holders.get(block, 0)
+        if not held & self.bit:
+            return
+        self._num_blocks -= 1
+        if held == self.bit:
+            del self._holders[block]
+        else:
+            self._holders[block] = held ^ self.bit

@@ -63,7 +63,7 @@ class ModelPolicy:
 class RequestFacts:
     """What the decision needs to know of one request.
 
-    `cached_tokens` says for each decode worker how many prompt tokens it is believed to hold.
+    `cached_tokens` says how many prompt tokens each worker's cache is believed to save.
     `failed_prefill` and `failed_decode` are workers that this request has tried in vain,
     `full_decode` those that had no room to promise, where it may still wait its turn
     colocated; `failure` is the last one's reason, in words. `stay` is the pair of ids whose

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator.fleet import RECONNECT_S, SILENCE_S, WorkerState
 from coordinator.policy.pairs import Pair
-from coordinator.policy.prefix import BLOCK_TOKENS, chain
+from coordinator.policy.prefix import PromptBlocks
 from pdserve.config import ModelConfig
 from pdserve.types import Load, Mode, Role, WorkerInfo
 from pdserve.worker_service import HEARTBEAT_S
@@ -16,7 +16,8 @@ from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate
 from tests.support.virtual_time import VirtualTimeLoop, on_virtual_time, settle
 
-LONG_TEXT = "x" * (3 * BLOCK_TOKENS)
+BLOCK_TOKENS = 32
+LONG_TEXT = "x" * (3 * BLOCK_TOKENS + 1)
 RECONNECTED_S = RECONNECT_S + 0.01
 
 
@@ -37,7 +38,7 @@ def ready(core: Core) -> tuple[list[str], list[str], set[tuple[str, str]]]:
 
 def cached(core: Core, text: str, salt: str = "") -> dict[str, int]:
     token_ids = tuple(byte + 3 for byte in text.encode())
-    return core.fleet.cached_tokens(MODEL, chain(token_ids, salt))
+    return core.fleet.cached_tokens(MODEL, PromptBlocks(token_ids, salt))
 
 
 # What a snapshot holds.
@@ -311,10 +312,12 @@ async def test_a_decode_worker_is_believed_to_hold_the_prompts_that_it_answered(
 
 
 @on_virtual_time
-async def test_a_hand_off_leaves_the_prompt_with_the_decode_worker_alone() -> None:
-    async with running(prefill(), decode()) as core:
+async def test_a_hand_off_leaves_the_prompt_with_both_workers() -> None:
+    async with running(prefill(), decode(), decode("d2")) as core:
         await core.ask(LONG_TEXT, mode=Mode.DISAGGREGATED)
-        assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}
+        held = cached(core, LONG_TEXT)
+        assert (held["p"], held["d"] + held["d2"]) == (3 * BLOCK_TOKENS, 3 * BLOCK_TOKENS)
+        assert 0 in held.values()
 
 
 @on_virtual_time
