@@ -279,8 +279,7 @@ class GrpcSession:
                 continue
             if reservation.HasField("failure"):
                 del sequences[reservation.sequence_id]
-                failure = convert.failure_from_proto(reservation.failure)
-                sequence.fail(DecodeError(failure.reason, failure.message))
+                sequence.fail(_failure(reservation.failure))
             else:
                 sequence.grant()
 
@@ -293,8 +292,12 @@ def _end(sequence: Sequence, delta: decode.SequenceDelta) -> None:
     except DecodeError as unknown:
         sequence.fail(unknown)
     if delta.HasField("failure"):
-        failure = convert.failure_from_proto(delta.failure)
-        sequence.fail(DecodeError(failure.reason, failure.message))
+        sequence.fail(_failure(delta.failure))
+
+
+def _failure(message: decode.Failure) -> DecodeError:
+    failure = convert.failure_from_proto(message)
+    return DecodeError(failure.reason, failure.message, param=failure.param or None)
 
 
 def _copy(error: DecodeError) -> DecodeError:

@@ -102,7 +102,7 @@ class Session:
             self._reserved.add(sequence_id)
             self._shared.report_room()
         except PdserveError as error:
-            failure = Failure(error.reason, error.message)
+            failure = _told(error)
         self.outgoing.answer_reservation(sequence_id, failure)
 
     def _start(self, command: decode_pb2.StartSequence) -> None:
@@ -120,7 +120,7 @@ class Session:
         except PdserveError as error:
             self._shared.room.release(self._key(sequence_id))
             self._shared.report_room()
-            self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
+            self.outgoing.fail(sequence_id, _told(error))
             self._close_if_done()
             return
         task = asyncio.create_task(self._run(sequence_id, request, kv, turn))
@@ -178,7 +178,7 @@ class Session:
                 await turn.wait()
                 await self._generate(sequence_id, request, kv)
         except PdserveError as error:
-            self.outgoing.fail(sequence_id, Failure(error.reason, error.message))
+            self.outgoing.fail(sequence_id, _told(error))
         except Exception:
             _log.exception("sequence failed", request_id=request.request_id)
             self.outgoing.fail(sequence_id, Failure(ErrorReason.INTERNAL, "internal error"))
@@ -204,3 +204,7 @@ class Session:
     def _close_if_done(self) -> None:
         if self._finishing and not self._tasks:
             self.outgoing.close()
+
+
+def _told(error: PdserveError) -> Failure:
+    return Failure(error.reason, error.message, error.param or "")

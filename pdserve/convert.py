@@ -1,7 +1,8 @@
 """The only copier between protobuf messages and the dataclasses of `pdserve.types`.
 
 `x_to_proto` and `x_from_proto` come in pairs; a round trip changes nothing. What workers say
-of themselves is copied in `pdserve.convert_worker`. What a peer
+of themselves is copied in `pdserve.convert_worker`, how tokens are sampled in
+`pdserve.convert_sampling`. What a peer
 sends is trusted to be well-formed protobuf and no more: a value that no dataclass can hold
 raises PdserveError INVALID_ARGUMENT.
 """
@@ -11,6 +12,12 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pdserve.convert_sampling import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
 from pdserve.errors import REASON_BY_NUMBER, DecodeError, ErrorReason, PdserveError
 from pdserve.types import (
     Delta,
@@ -88,45 +95,6 @@ def reason_to_proto(reason: ErrorReason) -> ErrorReasonProto.ValueType:
 def reason_from_proto(number: int) -> ErrorReason:
     """INTERNAL for a reason that this version does not know."""
     return REASON_BY_NUMBER.get(number, ErrorReason.INTERNAL)
-
-
-def sampling_to_proto(params: SamplingParams) -> generation_pb2.SamplingParams:
-    return generation_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
-        ignore_eos=params.ignore_eos,
-    )
-
-
-def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParams:
-    """Takes the dataclass's defaults for what is not set."""
-    optional = {
-        name: getattr(message, name)
-        for name in _OPTIONAL_SAMPLING
-        if message.HasField(name)  # type: ignore[arg-type]  # the stub lists the names one by one
-    }
-    return SamplingParams(
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        min_tokens=message.min_tokens,
-        ignore_eos=message.ignore_eos,
-        **optional,
-    )
-
-
-_OPTIONAL_SAMPLING = tuple(
-    field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields if field.has_presence
-)
 
 
 def usage_to_proto(usage: Usage) -> generation_pb2.Usage:
@@ -334,6 +302,8 @@ def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:
     if delta.timings is not None:
         message.timings.queue_time.CopyFrom(duration(delta.timings.queue_s))
         message.timings.first_step_time.CopyFrom(duration(delta.timings.first_step_s))
+    if delta.logprobs is not None:
+        message.logprobs.extend(logprobs_to_proto(delta.logprobs))
     return message
 
 
@@ -353,12 +323,16 @@ def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
         delta.timings = FirstTokenTimings(
             seconds(timings.queue_time), seconds(timings.first_step_time)
         )
+    if message.logprobs:
+        delta.logprobs = logprobs_from_proto(message.logprobs)
     return delta
 
 
 def failure_to_proto(failure: Failure) -> decode_pb2.Failure:
-    return decode_pb2.Failure(reason=reason_to_proto(failure.reason), message=failure.message)
+    return decode_pb2.Failure(
+        reason=reason_to_proto(failure.reason), message=failure.message, param=failure.param
+    )
 
 
 def failure_from_proto(message: decode_pb2.Failure) -> Failure:
-    return Failure(reason_from_proto(message.reason), message.message)
+    return Failure(reason_from_proto(message.reason), message.message, message.param)

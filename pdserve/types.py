@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from pdserve.errors import ErrorReason
+from pdserve.structured import Constraint
 
 
 class Mode(StrEnum):
@@ -44,7 +45,7 @@ class SamplingParams:
     """How tokens are sampled, every default resolved.
 
     Ranges are those of `SamplingParams` in generation.proto; `max_tokens` of None
-    means what is left of the context.
+    means what is left of the context. `logit_bias` are pairs of token id and bias.
     """
 
     max_tokens: int | None = None
@@ -60,6 +61,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    structured_outputs: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,26 @@ class FirstTokenTimings:
     first_step_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was at its place; see `TokenLogprob` in generation.proto."""
+
+    token_id: int
+    logprob: float
+    token: str
+    rank: int
+
+
+PositionLogprobs = tuple[TokenLogprob, ...]
+"""The token that stands at a place, then the likeliest others in order."""
+
+
 @dataclass(slots=True)
 class Delta:
     """What one engine step added to one sequence.
 
     The last delta of a sequence has `finish_reason` and `usage`; the first has `timings`.
+    `logprobs` has an item for each of `token_ids` where they were asked for.
     Not frozen: one is made for each token, and freezing doubles its cost.
     """
 
@@ -145,26 +164,36 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: FirstTokenTimings | None = None
+    logprobs: list[PositionLogprobs] | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one token, and its sequence goes on."""
-        return len(self.token_ids) == 1 and self.finish_reason is None and self.timings is None
+        """Whether it is one token with its text and no more, and its sequence goes on."""
+        return (
+            len(self.token_ids) == 1
+            and self.finish_reason is None
+            and self.timings is None
+            and self.logprobs is None
+        )
 
     def extend(self, later: Delta) -> None:
         """Takes in the delta that follows this one."""
         self.text += later.text
         self.token_ids += later.token_ids
+        if later.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *later.logprobs]
         self.finish_reason = later.finish_reason
         self.usage = later.usage
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a sequence failed; the message is safe to show to a client."""
+    """Why a sequence failed; the message is safe to show to a client. `param` is the field of
+    SamplingParams at fault, empty for none."""
 
     reason: ErrorReason
     message: str
+    param: str = ""
 
 
 @dataclass(frozen=True, slots=True)

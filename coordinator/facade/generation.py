@@ -20,7 +20,16 @@ from coordinator.facade.http_wire import (
     stopping,
     text_writer,
 )
-from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
+from coordinator.facade.intake import (
+    Answer,
+    Intake,
+    begin,
+    ended_early,
+    one_line,
+    request_id_from,
+    whole,
+)
+from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsShape
 from coordinator.facade.openai_answer import chat_completion, completion
 from coordinator.facade.openai_schema import (
     MODE,
@@ -41,7 +50,7 @@ from coordinator.facade.sse import (
 )
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, RejectedError
-from pdserve.types import FinishReason, GenerateSpec, Mode, Route, Usage
+from pdserve.types import GenerateSpec, Mode, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,16 @@ class Operation:
     body: type[GenerationBody]
     id_prefix: str
     chunk: ChunkShape
-    answer: Callable[[AnswerIdentity, str, FinishReason, Usage], dict[str, Any]]
+    logprobs: type[LogprobsShape]
+    answer: Callable[[AnswerIdentity, Answer, LogprobsShape | None], dict[str, Any]]
 
 
-CHAT = Operation("chat", ChatCompletionRequest, "chatcmpl-", CHAT_CHUNK, chat_completion)
-COMPLETION = Operation("completion", CompletionRequest, "cmpl-", COMPLETION_CHUNK, completion)
+CHAT = Operation(
+    "chat", ChatCompletionRequest, "chatcmpl-", CHAT_CHUNK, ChatLogprobs, chat_completion
+)
+COMPLETION = Operation(
+    "completion", CompletionRequest, "cmpl-", COMPLETION_CHUNK, CompletionLogprobs, completion
+)
 
 
 class GenerationResponse(Response):
@@ -103,30 +117,24 @@ class GenerationResponse(Response):
             created=int(time.time()),
             model=body.model,
         )
+        top = spec.sampling.logprobs
+        logprobs = None if top is None else self.operation.logprobs(top)
         stream: TokenStream | None = None
         try:
             async with WhileConnected(receive) as connection:
                 stream = await self._intake.open(spec, caller, record, body.param_names)
                 if record.stream:
-                    frames = Frames(identity, self.operation.chunk, body.include_usage)
+                    frames = Frames(identity, self.operation.chunk, body.include_usage, logprobs)
                     last = await self._stream(stream, frames, record, send, connection)
                 else:
-                    last = await self._collect(stream, identity, record)
+                    answer = self.operation.answer(identity, await whole(stream), logprobs)
+                    last = _complete(answer, stream.route, record)
         finally:
             if stream is not None:
                 await stream.aclose()
         # Out here, for a complete response looks like a client that left.
         for message in last:
             await send(message)
-
-    async def _collect(
-        self, stream: TokenStream, identity: AnswerIdentity, record: RequestRecord
-    ) -> list[Message]:
-        """The messages of the whole response."""
-        text, reason, usage = await whole(stream)
-        content = orjson.dumps(self.operation.answer(identity, text, reason, usage))
-        length = (b"content-length", b"%d" % len(content))
-        return [_start(b"application/json", stream.route, record, length), _body(content)]
 
     async def _stream(
         self,
@@ -141,20 +149,14 @@ class GenerationResponse(Response):
         try:
             if frames.opening:
                 await send(_body(frames.opening, more=True))
-            if (write := text_writer(send, frames.before, frames.after)) is not None:
+            write = text_writer(send, frames.before, frames.after) if frames.is_plain else None
+            if write is not None:
                 stream.forward(write)
             async for delta in stream:
                 if delta.finish_reason is not None:
-                    assert delta.usage is not None
-                    return [_body(frames.closing(delta.text, delta.finish_reason, delta.usage))]
-                if delta.text:
-                    await send(
-                        {
-                            "type": "http.response.body",
-                            "body": frames.delta(delta.text),
-                            "more_body": True,
-                        }
-                    )
+                    return [_body(frames.closing(delta))]
+                if event := frames.piece(delta):
+                    await send(_body(event, more=True))
             raise ended_early()
         except asyncio.CancelledError:
             if connection.client_left:
@@ -195,6 +197,12 @@ def _mode(asked: str | None) -> Mode | None:
             f"{MODE} must be one of {', '.join(Mode)}",
             param=MODE,
         ) from None
+
+
+def _complete(answer: dict[str, Any], route: Route, record: RequestRecord) -> list[Message]:
+    content = orjson.dumps(answer)
+    length = (b"content-length", b"%d" % len(content))
+    return [_start(b"application/json", route, record, length), _body(content)]
 
 
 def _start(

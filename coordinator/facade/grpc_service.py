@@ -15,6 +15,7 @@ from coordinator.facade.validate import COMPLETION_MAX_TOKENS
 from coordinator.gateway.gateway import Gateway
 from coordinator.record import RequestRecord
 from pdserve import convert
+from pdserve.convert_sampling import logprobs_to_proto, sampling_from_proto
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.rpc_errors import Context
 from pdserve.types import (
@@ -44,24 +45,26 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._answer(request, context) as (request_id, stream):
-            text, reason, usage = await whole(stream)
+            answer = await whole(stream)
             return pb.GenerateResponse(
                 id=request_id,
-                text=text,
-                finish_reason=convert.finish_to_proto(reason),
-                usage=convert.usage_to_proto(usage),
+                text=answer.text,
+                finish_reason=convert.finish_to_proto(answer.finish_reason),
+                usage=convert.usage_to_proto(answer.usage),
                 route=convert.route_to_proto(stream.route),
+                logprobs=logprobs_to_proto(answer.logprobs),
             )
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
         async with self._answer(request, context) as (request_id, stream):
-            text, reason, usage = await whole(stream)
+            answer = await whole(stream)
             return pb.ChatResponse(
                 id=request_id,
-                message=pb.ChatMessage(role="assistant", content=text),
-                finish_reason=convert.finish_to_proto(reason),
-                usage=convert.usage_to_proto(usage),
+                message=pb.ChatMessage(role="assistant", content=answer.text),
+                finish_reason=convert.finish_to_proto(answer.finish_reason),
+                usage=convert.usage_to_proto(answer.usage),
                 route=convert.route_to_proto(stream.route),
+                logprobs=logprobs_to_proto(answer.logprobs),
             )
 
     async def GenerateStream(
@@ -129,6 +132,8 @@ async def _messages(stream: TokenStream, make: Callable[..., _Message]) -> Async
     message = make(route=convert.route_to_proto(stream.route))
     is_first = True
     async for delta in stream:
+        if delta.logprobs:
+            message.logprobs.extend(logprobs_to_proto(delta.logprobs))
         if delta.finish_reason is not None:
             assert delta.usage is not None
             message.text = delta.text
@@ -136,7 +141,7 @@ async def _messages(stream: TokenStream, make: Callable[..., _Message]) -> Async
             message.usage.CopyFrom(convert.usage_to_proto(delta.usage))
             yield message
             return
-        if delta.text or is_first:
+        if delta.text or delta.logprobs or is_first:
             message.text = delta.text
             yield message
             message = make()
@@ -160,7 +165,7 @@ def _route_metadata(record: RequestRecord, route: Route) -> tuple[tuple[str, str
 
 def _spec(request: _Request, record: RequestRecord, context: Context) -> GenerateSpec:
     """Raises PdserveError for what no dataclass can hold."""
-    sampling = convert.sampling_from_proto(request.sampling)
+    sampling = sampling_from_proto(request.sampling)
     if isinstance(request, pb.GenerateRequest) and sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=COMPLETION_MAX_TOKENS)
     # None without a deadline, whatever its type says.

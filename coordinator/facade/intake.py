@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 from opentelemetry import trace
@@ -21,7 +22,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import FinishReason, GenerateSpec, Usage
+from pdserve.types import FinishReason, GenerateSpec, PositionLogprobs, Usage
 
 log = structlog.get_logger("facade")
 
@@ -77,7 +78,12 @@ class Intake:
                 "this key or model does not let a request choose its mode",
                 param=names.get("mode", "mode"),
             )
-        return await self._dispatcher.open(spec, caller, record)
+        try:
+            return await self._dispatcher.open(spec, caller, record)
+        except PdserveError as error:
+            if error.param is not None:
+                error.param = names.get(error.param, error.param)
+            raise
 
     def failed(self, record: RequestRecord, error: BaseException) -> PdserveError:
         """Reports the end of a request, unless that was done, and returns what to tell."""
@@ -86,14 +92,26 @@ class Intake:
         return told
 
 
-async def whole(stream: TokenStream) -> tuple[str, FinishReason, Usage]:
-    """All that the stream has to give. Raises PdserveError."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that a stream had to give; `logprobs` by token, empty where not asked for."""
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: list[PositionLogprobs]
+
+
+async def whole(stream: TokenStream) -> Answer:
+    """Reads the stream to its end. Raises PdserveError."""
     texts: list[str] = []
+    logprobs: list[PositionLogprobs] = []
     async for delta in stream:
         texts.append(delta.text)
+        logprobs += delta.logprobs or ()
         if delta.finish_reason is not None:
             assert delta.usage is not None
-            return "".join(texts), delta.finish_reason, delta.usage
+            return Answer("".join(texts), delta.finish_reason, delta.usage, logprobs)
     raise ended_early()
 
 

@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.facade.intake import Answer
+from coordinator.facade.logprobs import LogprobsShape
 from coordinator.facade.sse import AnswerIdentity, usage_json
-from pdserve.types import FinishReason, Usage
 
 
 def chat_completion(
-    identity: AnswerIdentity, text: str, reason: FinishReason, usage: Usage
+    identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
 ) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text}
-    return _answer(identity, "chat.completion", {"message": message}, reason, usage)
+    message = {"role": "assistant", "content": answer.text}
+    return _answer(identity, "chat.completion", {"message": message}, answer, logprobs)
 
 
 def completion(
-    identity: AnswerIdentity, text: str, reason: FinishReason, usage: Usage
+    identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
 ) -> dict[str, Any]:
-    return _answer(identity, "text_completion", {"text": text}, reason, usage)
+    return _answer(identity, "text_completion", {"text": answer.text}, answer, logprobs)
 
 
 def _answer(
     identity: AnswerIdentity,
     kind: str,
     content: dict[str, Any],
-    reason: FinishReason,
-    usage: Usage,
+    answer: Answer,
+    logprobs: LogprobsShape | None,
 ) -> dict[str, Any]:
+    choice = {
+        "index": 0,
+        **content,
+        "logprobs": None if logprobs is None else logprobs(answer.logprobs),
+        "finish_reason": answer.finish_reason.value,
+    }
     return {
         "id": identity.id,
         "object": kind,
         "created": identity.created,
         "model": identity.model,
-        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason.value}],
-        "usage": usage_json(usage),
+        "choices": [choice],
+        "usage": usage_json(answer.usage),
     }

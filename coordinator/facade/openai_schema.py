@@ -15,6 +15,11 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
+from coordinator.facade.openai_structured import (
+    ResponseFormat,
+    StructuredOutputsBody,
+    constraint_of,
+)
 from coordinator.facade.unsupported import refuse_unsupported
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS, ParamNames
 from pdserve.errors import ErrorReason, RejectedError
@@ -68,7 +73,8 @@ class GenerationBody(_Body, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     n: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[int, float] | None = None
+    response_format: ResponseFormat | None = None
 
     # As in vLLM.
     top_k: int | None = None
@@ -77,6 +83,7 @@ class GenerationBody(_Body, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
     cache_salt: str | None = None
 
     # Accepted, and without effect.
@@ -98,9 +105,19 @@ class GenerationBody(_Body, kw_only=True):
         return self.max_tokens
 
     @property
+    def asked_logprobs(self) -> int | None:
+        """So many of the likeliest tokens beside each one's own; None for neither."""
+        raise NotImplementedError
+
+    @property
     def param_names(self) -> ParamNames:
         """How this body calls what `GenerateSpec` and `SamplingParams` call otherwise."""
+        if self.structured_outputs is None:
+            return {**_HEADER_NAMES, "structured_outputs": "response_format"}
         return _HEADER_NAMES
+
+    def check(self) -> None:
+        """Raises RejectedError for fields that contradict one another."""
 
     def to_prompt(self) -> Prompt:
         """Raises RejectedError for a prompt of a kind that is not supported yet."""
@@ -118,6 +135,9 @@ class GenerationBody(_Body, kw_only=True):
             max_tokens=self.default_max_tokens if asked is None else asked,
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.asked_logprobs,
+            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
+            structured_outputs=constraint_of(self.response_format, self.structured_outputs),
             **given,
         )
 
@@ -144,7 +164,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
 
     default_max_tokens: ClassVar[int | None] = None
 
@@ -153,10 +172,19 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def param_names(self) -> ParamNames:
-        if self.max_completion_tokens is None:
-            return _HEADER_NAMES
-        return {**_HEADER_NAMES, "max_tokens": "max_completion_tokens"}
+        names = {**super().param_names, "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
+
+    def check(self) -> None:
+        if self.top_logprobs and not self.logprobs:
+            raise _rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
 
     def to_prompt(self) -> Prompt:
         return ChatPrompt(
@@ -175,6 +203,10 @@ class CompletionRequest(GenerationBody, kw_only=True):
     suffix: str | None = None
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
 
     def to_prompt(self) -> Prompt:
         prompt = self.prompt
@@ -209,11 +241,12 @@ def parse(kind: type[Body], data: bytes) -> Body:
         raise _rejected("stream_options is only allowed with stream=true", "stream_options")
     if body.max_tokens not in (None, body.asked_max_tokens):
         raise _rejected("max_tokens differs from max_completion_tokens", "max_tokens")
+    body.check()
     refuse_unsupported(body)
     return body
 
 
-_PLACE = re.compile(r"(?P<fault>.*?)(?: - at `\$(?P<path>[^`]*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(?P<fault>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _NAMED = re.compile(r".* field `(?P<name>.*)`", re.DOTALL)
 
 

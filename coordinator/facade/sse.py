@@ -7,9 +7,11 @@ from typing import Any
 
 import orjson
 
-from pdserve.types import FinishReason, Usage
+from coordinator.facade.logprobs import LogprobsShape
+from pdserve.types import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
+_NULL = b"null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +43,80 @@ COMPLETION_CHUNK = ChunkShape(kind="text_completion", before=b'"text":', after=b
 
 
 class Frames:
-    """The events of one stream: `opening`, a `delta` for each text, `closing` with the last.
+    """The events of one stream: `opening`, one for each delta, `closing` for the last.
 
-    A delta is the text as JSON between `before` and `after`.
+    Of a plain stream an event is its text as JSON between `before` and `after`.
     """
 
-    __slots__ = ("_finish", "_include_usage", "_prefix", "after", "before", "opening")
+    __slots__ = (
+        "_include_usage",
+        "_logprobs",
+        "_prefix",
+        "_shape",
+        "_usage",
+        "after",
+        "before",
+        "opening",
+    )
 
-    def __init__(self, identity: AnswerIdentity, shape: ChunkShape, include_usage: bool) -> None:
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        shape: ChunkShape,
+        include_usage: bool,
+        logprobs: LogprobsShape | None = None,
+    ) -> None:
         head = {
             "id": identity.id,
             "object": shape.kind,
             "created": identity.created,
             "model": identity.model,
         }
-        usage = b',"usage":null' if include_usage else b""
-        end = b',"logprobs":null,"finish_reason":%b}]' + usage + b"}\n\n"
-        self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._shape = shape
+        self._logprobs = logprobs
         self._include_usage = include_usage
+        self._usage = b',"usage":null' if include_usage else b""
+        self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self.before = self._prefix + b'{"index":0,' + shape.before
-        self.after = shape.after + end % b"null"
-        self._finish = {
-            reason: shape.after + end % orjson.dumps(reason.value) for reason in FinishReason
-        }
+        end = self._end(_NULL, _NULL)
+        self.after = shape.after + end
         self.opening = b""
         if shape.opening:
-            self.opening = self._prefix + b'{"index":0,' + shape.opening + end % b"null"
+            self.opening = self._prefix + b'{"index":0,' + shape.opening + end
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an event needs no more of a delta than its text."""
+        return self._logprobs is None
 
     def delta(self, text: str) -> bytes:
         return self.before + orjson.dumps(text) + self.after
 
-    def closing(self, text: str, reason: FinishReason, usage: Usage) -> bytes:
-        """The last text with its finish reason, the usage where it was asked for, the end."""
-        last = self.before + orjson.dumps(text) + self._finish[reason]
+    def piece(self, delta: Delta) -> bytes:
+        """Empty for a delta that has nothing to show."""
+        if self._logprobs is not None and delta.logprobs:
+            return self._choice(delta, _NULL)
+        return self.delta(delta.text) if delta.text else b""
+
+    def closing(self, delta: Delta) -> bytes:
+        """The last delta with its finish reason, the usage where it was asked for, the end."""
+        assert delta.finish_reason is not None
+        assert delta.usage is not None
+        last = self._choice(delta, orjson.dumps(delta.finish_reason.value))
         if not self._include_usage:
             return last + DONE
-        counts = orjson.dumps(usage_json(usage))
+        counts = orjson.dumps(usage_json(delta.usage))
         return last + self._prefix + b'],"usage":' + counts + b"}\n\n" + DONE
+
+    def _choice(self, delta: Delta, finish: bytes) -> bytes:
+        logprobs = _NULL
+        if self._logprobs is not None:
+            logprobs = orjson.dumps(self._logprobs(delta.logprobs or ()))
+        text = self.before + orjson.dumps(delta.text) + self._shape.after
+        return text + self._end(logprobs, finish)
+
+    def _end(self, logprobs: bytes, finish: bytes) -> bytes:
+        return b',"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (logprobs, finish, self._usage)
 
 
 def error_event(body: dict[str, Any]) -> bytes:

@@ -20,15 +20,10 @@ def _is_one(value: Any) -> bool:
 _NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("n", _is_one),
     ("best_of", _is_one),
-    # Not merely falsy: for a completion 0 asks for the log probability of each token.
-    ("logprobs", lambda value: value is None or value is False),
-    ("top_logprobs", _is_falsy),
     ("tools", _is_falsy),
     ("tool_choice", lambda value: value in (None, "none", "auto")),
-    ("response_format", lambda value: value in (None, {"type": "text"})),
     ("echo", _is_falsy),
     ("suffix", _is_falsy),
-    ("logit_bias", _is_falsy),
 )
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.facade.constraints import fault_of
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
 
@@ -13,6 +14,7 @@ COMPLETION_MAX_TOKENS = 16
 """Answer of a completion that names no `max_tokens`, as OpenAI and vLLM have it."""
 
 MAX_STOP = 16
+MAX_LOGIT_BIAS = 1024
 MAX_LABEL_CHARS = 256
 """Longest session and cache salt."""
 
@@ -42,6 +44,7 @@ class _Range:
         return self.low <= value <= self.high and not (self.low_excluded and value == self.low)
 
 
+_BIAS = _Range(-100, 100, "between -100 and 100")
 _PENALTY = _Range(-2, 2, "between -2 and 2")
 _RANGES = {
     "temperature": _Range(0, 2, "between 0 and 2"),
@@ -52,6 +55,7 @@ _RANGES = {
     "presence_penalty": _PENALTY,
     "frequency_penalty": _PENALTY,
     "repetition_penalty": _Range(0, sys.float_info.max, "above 0", low_excluded=True),
+    "logprobs": _Range(0, 20, "between 0 and 20"),
 }
 
 
@@ -107,3 +111,18 @@ def _sampling(params: SamplingParams, limits: Limits, check: _Checker) -> None:
         all(0 <= token_id < limits.vocab_size for token_id in params.stop_token_ids),
         f"ids of the vocabulary, below {limits.vocab_size}",
     )
+    _logit_bias(params, limits, check)
+    constraint = params.structured_outputs
+    fault = None if constraint is None else fault_of(constraint)
+    check("structured_outputs", fault is None, fault or "")
+
+
+def _logit_bias(params: SamplingParams, limits: Limits, check: _Checker) -> None:
+    bias = params.logit_bias
+    check("logit_bias", len(bias) <= MAX_LOGIT_BIAS, f"for at most {MAX_LOGIT_BIAS} tokens")
+    check(
+        "logit_bias",
+        all(0 <= token_id < limits.vocab_size for token_id, _ in bias),
+        f"for ids of the vocabulary, below {limits.vocab_size}",
+    )
+    check("logit_bias", all(_BIAS.has(value) for _, value in bias), _BIAS.words)

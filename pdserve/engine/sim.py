@@ -99,6 +99,12 @@ class SimEngine:
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
+        if request.sampling.structured_outputs is not None:
+            raise DecodeError(
+                ErrorReason.INVALID_ARGUMENT,
+                "the simulated engine cannot hold its answers to a structure",
+                param="structured_outputs",
+            )
         most = self._config.context_length - len(request.token_ids)
         answer = Answer(
             request.token_ids, request.sampling, min(request.sampling.max_tokens or most, most)

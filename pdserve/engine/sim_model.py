@@ -8,11 +8,12 @@ extended by part of its answer is answered with the rest.
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import log
 from struct import pack
 
 from blake3 import blake3
 
-from pdserve.types import FinishReason, SamplingParams
+from pdserve.types import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 
 _COMMON = (
     "the of and to in is it that was for on are as with his they at be this have from or had "
@@ -26,6 +27,8 @@ EOS = 0
 BLOCK_SIZE = 32
 
 _NUM_WORDS = len(WORDS)
+_NUM_TOKENS = _NUM_WORDS + 1
+_LN_2 = log(2)
 _TEXTS = ("", *(f" {word}" for word in WORDS))
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 6364136223846793005
@@ -42,9 +45,14 @@ class Answer:
     Stop strings are met as vLLM meets them: looked for in the text of the new token after
     `min_tokens`, the first of the list wins, nothing of it is ever handed out; text that could
     still become part of one is held back until the end.
+
+    Of `logit_bias`, the greatest above 0 makes its token every one of the answer; tokens with one
+    below 0 are passed over for the next of the vocabulary.
     """
 
     __slots__ = (
+        "_banned",
+        "_forced",
         "_held_chars",
         "_ignore_eos",
         "_max_tokens",
@@ -69,6 +77,9 @@ class Answer:
         self._ignore_eos = sampling.ignore_eos
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         self._stop = sampling.stop
+        self._banned = frozenset(token for token, bias in sampling.logit_bias if bias < 0)
+        wanted = [(bias, token) for token, bias in sampling.logit_bias if bias > 0]
+        self._forced = max(wanted)[1] % _NUM_TOKENS if wanted else None
         self._held_chars = max((len(stop) for stop in self._stop), default=1) - 1
         self._text = ""
         self._sent_chars = 0
@@ -83,6 +94,10 @@ class Answer:
         forced = self.num_tokens <= self._min_tokens
         if not forced and (mixed >> 32) % _EOS_ONE_IN == 0:
             token = EOS
+        if self._forced is not None:
+            token = self._forced
+        elif self._banned:
+            token = self._allowed(token)
         self._state = _absorb(self._state, token)
         finish: FinishReason | None = None
         if not forced and (
@@ -96,6 +111,13 @@ class Answer:
         if self._stop:
             text, finish = self._hold_back(text, finish)
         return token, text, finish
+
+    def _allowed(self, token: int) -> int:
+        """The token, or the first after it that is not banned."""
+        for ahead in range(_NUM_TOKENS):
+            if (candidate := (token + ahead) % _NUM_TOKENS) not in self._banned:
+                return candidate
+        return token
 
     def _hold_back(self, new: str, finish: FinishReason | None) -> tuple[str, FinishReason | None]:
         self._text += new
@@ -111,6 +133,19 @@ class Answer:
         text = self._text[self._sent_chars : safe]
         self._sent_chars = safe
         return text, finish
+
+
+def logprobs_at(token: int, top: int) -> PositionLogprobs:
+    """The token has one chance in two, the next of the vocabulary one in four, and so on."""
+    return tuple(
+        TokenLogprob(
+            token_id=(token + ahead) % _NUM_TOKENS,
+            logprob=-(ahead + 1) * _LN_2,
+            token=_TEXTS[(token + ahead) % _NUM_TOKENS],
+            rank=ahead + 1,
+        )
+        for ahead in range(max(top, 1))
+    )
 
 
 class PrefixCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pdserve.engine.sim_model import Answer
+from pdserve.engine.sim_model import Answer, logprobs_at
 from pdserve.errors import DecodeError
 from pdserve.types import Delta, EngineRequest, Usage
 
@@ -75,6 +75,10 @@ class SimSequence:
         else:
             delta.text += text
             delta.token_ids.append(token)
+        if (top := self.request.sampling.logprobs) is not None:
+            if delta.logprobs is None:
+                delta.logprobs = []
+            delta.logprobs.append(logprobs_at(token, top))
         if finish is not None:
             delta.finish_reason = finish
             delta.usage = Usage(len(self.request.token_ids), self.answered, self.cached_tokens)

@@ -15,6 +15,7 @@ from pdserve.engine import vllm_process
 from pdserve.engine.base import Admitted, EngineInfo, EngineLoad, Prefilled, StepListener
 from pdserve.engine.kv import grpc, nixl
 from pdserve.engine.vllm_args import VllmEngineConfig, grpc_config
+from pdserve.engine.vllm_sampling import logprobs_of, to_vllm
 from pdserve.engine.vllm_stats import StepRecorder
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
@@ -32,6 +33,7 @@ from pdserve.types import (
 _WARM_UP = EngineRequest("warm-up", (1, 2, 3, 4), SamplingParams(max_tokens=1, temperature=0))
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _DEAD = "the engine is not running"
+_MAX_TOLD_CHARS = 300
 
 
 class VllmEngine:
@@ -76,10 +78,10 @@ class VllmEngine:
             params = self._fetch_params(kv, len(request.token_ids))
             # Until the first token, what can fail is the hand-off.
             reason = ErrorReason.KV_TRANSFER_FAILED
-        outputs = self._outputs(request, _sampling(request.sampling, params))
+        outputs = self._outputs(request, to_vllm(request.sampling, params))
         completion_tokens = 0
         async with aclosing(outputs):
-            async for output in _translated(outputs, DecodeError, reason):
+            async for output in _translated(outputs, DecodeError, reason, request.sampling):
                 completion = output.outputs[0]
                 if completion.finish_reason == "error" and isinstance(kv, GrpcDescriptor):
                     self._raise_failure(kv)
@@ -87,6 +89,7 @@ class VllmEngine:
                 first = completion_tokens == 0
                 completion_tokens += len(completion.token_ids)
                 delta = Delta(completion.text, list(completion.token_ids))
+                delta.logprobs = logprobs_of(completion.logprobs)
                 if first and completion_tokens:
                     if kv is None:
                         self._recorder.read(len(request.token_ids), output.num_cached_tokens or 0)
@@ -108,7 +111,7 @@ class VllmEngine:
             early = grpc.new_descriptor(self._grpc, self._ports)
             params = grpc.hold_params(early, lease_s)
         # What is sampled here is thrown away: the decode engine samples the first token.
-        sampling = _sampling(SamplingParams(max_tokens=1, temperature=0, ignore_eos=True), params)
+        sampling = to_vllm(SamplingParams(max_tokens=1, temperature=0, ignore_eos=True), params)
         name = _unique(request.request_id)
         last = None
         outputs = self._outputs(request, sampling, name)
@@ -183,7 +186,7 @@ class VllmEngine:
         """The first answer; it brings the ports that the engine's workers serve KV blocks on."""
         serves = GrpcDescriptor.transport in self.info.transports
         params = grpc.ports_params() if serves else None
-        outputs = self._outputs(_WARM_UP, _sampling(_WARM_UP.sampling, params))
+        outputs = self._outputs(_WARM_UP, to_vllm(_WARM_UP.sampling, params))
         async for output in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
             if output.finished and serves:
                 self._ports = tuple(output.kv_transfer_params["ports"])
@@ -234,31 +237,6 @@ def _unique(request_id: str) -> str:
     return f"{request_id}-{secrets.token_hex(8)}"
 
 
-def _sampling(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -> Any:
-    """vLLM's SamplingParams, every field of ours mapped."""
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as VllmSamplingParams
-
-    extra = {"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None
-    return VllmSamplingParams(
-        max_tokens=params.max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,  # 0 is "all" to both
-        min_p=params.min_p,
-        seed=params.seed,
-        stop=list(params.stop),
-        stop_token_ids=list(params.stop_token_ids),
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        min_tokens=params.min_tokens,
-        ignore_eos=params.ignore_eos,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=extra,
-    )
-
-
 def _phases(metrics: Any) -> tuple[float, float]:
     """Seconds from vLLM's request statistics: waiting in the engine, then to the first token."""
     return (
@@ -281,7 +259,10 @@ def _check_finish(
 
 
 async def _translated(
-    outputs: Any, error: type[DecodeError] | type[PrefillError], reason: ErrorReason
+    outputs: Any,
+    error: type[DecodeError] | type[PrefillError],
+    reason: ErrorReason,
+    sampling: SamplingParams | None = None,
 ) -> AsyncIterator[Any]:
     """vLLM's outputs, its exceptions as ours."""
     from vllm.exceptions import VLLMClientError
@@ -292,7 +273,14 @@ async def _translated(
             yield output
     except EngineDeadError as dead:
         raise error(reason, _DEAD) from dead
-    except (VLLMClientError, ValueError) as refused:
+    except VLLMClientError as refused:
+        # vLLM names the parameter, but for a constraint that it cannot compile.
+        param = getattr(refused, "parameter", None)
+        if param is None and sampling is not None and sampling.structured_outputs is not None:
+            param = "structured_outputs"
+        told = f"the engine refuses the request: {refused}"[:_MAX_TOLD_CHARS]
+        raise error(ErrorReason.INVALID_ARGUMENT, told, param=param) from refused
+    except ValueError as refused:
         raise error(reason, f"the engine refused the request: {refused}") from refused
     except EngineGenerateError as failed:
         raise error(reason, "the engine failed on the request") from failed

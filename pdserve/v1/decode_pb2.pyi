@@ -249,6 +249,7 @@ class SequenceDelta(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence."""
     text: _builtins.str
@@ -271,6 +272,10 @@ class SequenceDelta(_message.Message):
     def timings(self) -> Global___FirstTokenTimings:
         """Set in the first delta alone."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each of token_ids, where SamplingParams.logprobs asks for them."""
+
     def __init__(
         self,
         *,
@@ -281,10 +286,11 @@ class SequenceDelta(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         failure: Global___Failure | None = ...,
         timings: Global___FirstTokenTimings | None = ...,
+        logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "sequence_id", b"sequence_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence_id", b"sequence_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,19 +336,23 @@ class Failure(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    PARAM_FIELD_NUMBER: _builtins.int
     reason: _errors_pb2.ErrorReason.ValueType
     """The cause."""
     message: _builtins.str
     """The cause in words; safe to show to a client."""
+    param: _builtins.str
+    """The field of SamplingParams at fault, if it is one."""
     def __init__(
         self,
         *,
         reason: _errors_pb2.ErrorReason.ValueType = ...,
         message: _builtins.str = ...,
+        param: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "param", b"param", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

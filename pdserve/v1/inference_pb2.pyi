@@ -106,6 +106,7 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     text: _builtins.str
@@ -120,6 +121,10 @@ class GenerateResponse(_message.Message):
     def route(self) -> _generation_pb2.Route:
         """The way it went."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token answered, where sampling.logprobs asks for them."""
+
     def __init__(
         self,
         *,
@@ -128,10 +133,11 @@ class GenerateResponse(_message.Message):
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
+        logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,6 +177,7 @@ class GenerateStreamResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -183,6 +190,10 @@ class GenerateStreamResponse(_message.Message):
     def route(self) -> _generation_pb2.Route:
         """Set in the first message alone."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token of this piece, where sampling.logprobs asks for them."""
+
     def __init__(
         self,
         *,
@@ -190,10 +201,11 @@ class GenerateStreamResponse(_message.Message):
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
+        logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,6 +288,7 @@ class ChatResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -292,6 +305,10 @@ class ChatResponse(_message.Message):
     def route(self) -> _generation_pb2.Route:
         """The way it went."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token answered, where sampling.logprobs asks for them."""
+
     def __init__(
         self,
         *,
@@ -300,10 +317,11 @@ class ChatResponse(_message.Message):
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
+        logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +361,7 @@ class ChatStreamResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -355,6 +374,10 @@ class ChatStreamResponse(_message.Message):
     def route(self) -> _generation_pb2.Route:
         """Set in the first message alone."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token of this piece, where sampling.logprobs asks for them."""
+
     def __init__(
         self,
         *,
@@ -362,10 +385,11 @@ class ChatStreamResponse(_message.Message):
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
+        logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

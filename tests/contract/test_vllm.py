@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -24,13 +27,26 @@ from pdserve.engine.base import (
 )
 from pdserve.engine.vllm import VllmEngine
 from pdserve.engine.vllm_args import VllmEngineConfig
+from pdserve.errors import DecodeError, ErrorReason
+from pdserve.structured import Choice, Constraint, Grammar, JsonSchema, Regex, StructuralTag
 from pdserve.types import Delta, EngineRequest, KvDescriptor, Load, Role, WorkerInfo
-from tests.contract.engine_contract import EngineContract, Prompt
+from tests.contract.engine_contract import EngineContract, Prompt, request, run, text_of
 from tests.support.fleet import Fleet
 from tests.support.prefilling import read
 from tests.support.prompts import begun_again
 
 NEWS_S = 1.0
+PERSON = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "age": {"type": "integer", "maximum": 99},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+)
 
 
 class RemotePrefill:
@@ -163,3 +179,43 @@ def prompt() -> Prompt:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 class TestVllmEngine(EngineContract):
     """With the fixtures above, which are made once for the class."""
+
+    @pytest.mark.parametrize(
+        ("constraint", "matches"),
+        [
+            (Regex("[0-9]{3}-[0-9]{2}"), re.compile("[0-9]{3}-[0-9]{2}").fullmatch),
+            (Choice(("red", "blue")), ("red", "blue").__contains__),
+            (Grammar('root ::= "yes" | "no"'), ("yes", "no").__contains__),
+            (JsonSchema('{"enum": [17]}'), lambda text: json.loads(text) == 17),
+            (JsonSchema(PERSON), lambda text: set(json.loads(text)) == {"name", "age"}),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    async def test_an_answer_is_held_to_its_structure(
+        self,
+        prefill_engine: Engine,
+        decode_engine: Engine,
+        prompt: Prompt,
+        transport: str,
+        constraint: Constraint,
+        matches: Callable[[str], object],
+    ) -> None:
+        asked = request(prompt, 60, structured_outputs=constraint, ignore_eos=False)
+        colocated = text_of(await run(decode_engine, asked))
+        assert matches(colocated)
+        salted = replace(asked, cache_salt=f"structured {transport}")
+        prefilled = await read(prefill_engine, salted, transport, 30.0)
+        handed = text_of(await run(decode_engine, salted, prefilled.descriptor))
+        await prefill_engine.release(prefilled.descriptor)
+        assert handed == colocated
+
+    @pytest.mark.parametrize(
+        "constraint", [Regex("(((("), Grammar("root ::= nothing"), StructuralTag("{}")]
+    )
+    async def test_a_constraint_that_does_not_compile_is_the_clients_fault(
+        self, decode_engine: Engine, prompt: Prompt, constraint: Constraint
+    ) -> None:
+        with pytest.raises(DecodeError) as caught:
+            await run(decode_engine, request(prompt, structured_outputs=constraint))
+        assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+        assert caught.value.param == "structured_outputs"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve import convert, convert_worker
+from pdserve import convert, convert_sampling, convert_worker
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
+from pdserve.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -24,14 +25,16 @@ from pdserve.types import (
     Load,
     Mode,
     NixlDescriptor,
+    PositionLogprobs,
     PrefillResult,
     Role,
     SamplingParams,
     SimDescriptor,
+    TokenLogprob,
     Usage,
     WorkerInfo,
 )
-from pdserve.v1 import decode_pb2, kv_pb2
+from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -41,6 +44,20 @@ ids = st.lists(uint32, max_size=20).map(tuple)
 seconds = st.integers(0, 10**15).map(lambda nanos: nanos / 1e9)
 """Times that a Duration holds; rounded to nanoseconds by the wire."""
 
+constraint = (
+    st.builds(JsonSchema, text)
+    | st.just(JsonObject())
+    | st.builds(Regex, text)
+    | st.builds(Choice, st.lists(text, max_size=3).map(tuple))
+    | st.builds(Grammar, text)
+    | st.builds(StructuralTag, text)
+)
+floats = st.floats(width=32, allow_nan=False)
+positions = st.lists(
+    st.lists(st.builds(TokenLogprob, uint32, floats, text, uint32), max_size=3).map(tuple),
+    min_size=1,
+    max_size=3,
+)
 sampling = st.builds(
     SamplingParams,
     max_tokens=st.none() | uint32,
@@ -56,6 +73,11 @@ sampling = st.builds(
     repetition_penalty=finite,
     min_tokens=uint32,
     ignore_eos=st.booleans(),
+    logprobs=st.none() | uint32,
+    logit_bias=st.dictionaries(uint32, finite, max_size=3).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
+    structured_outputs=st.none() | constraint,
 )
 quarters = st.integers(0, 2**32).map(lambda number: number / 4)
 """Seconds that a Duration and a float hold alike."""
@@ -97,7 +119,7 @@ info = st.builds(
     chunk_tokens=uint32,
 )
 load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)
-failure = st.builds(Failure, st.sampled_from(ErrorReason), text)
+failure = st.builds(Failure, st.sampled_from(ErrorReason), text, text)
 
 
 work = st.builds(EngineWork, uint64, finite, uint64, uint64, uint64, finite)
@@ -111,7 +133,7 @@ def wired(message: Any) -> Any:
 @pytest.mark.parametrize(
     ("values", "to_proto", "from_proto"),
     [
-        (sampling, convert.sampling_to_proto, convert.sampling_from_proto),
+        (sampling, convert_sampling.sampling_to_proto, convert_sampling.sampling_from_proto),
         (usage, convert.usage_to_proto, convert.usage_from_proto),
         (fingerprint, convert.fingerprint_to_proto, convert.fingerprint_from_proto),
         (handle, convert.handle_to_proto, convert.handle_from_proto),
@@ -170,6 +192,7 @@ def test_a_prefill_result_keeps_its_times_to_the_nanosecond(
     st.lists(uint32, max_size=4),
     st.none() | st.tuples(st.sampled_from(FinishReason), usage),
     st.none() | st.tuples(seconds, seconds),
+    st.none() | positions,
 )
 def test_a_delta_keeps_what_it_has(
     sequence_id: int,
@@ -177,8 +200,9 @@ def test_a_delta_keeps_what_it_has(
     token_ids: list[int],
     end: tuple[FinishReason, Usage] | None,
     timings: tuple[float, float] | None,
+    logprobs: list[PositionLogprobs] | None,
 ) -> None:
-    delta = Delta(piece, token_ids)
+    delta = Delta(piece, token_ids, logprobs=logprobs)
     if end is not None:
         delta.finish_reason, delta.usage = end
     if timings is not None:
@@ -187,7 +211,7 @@ def test_a_delta_keeps_what_it_has(
     read = convert.delta_from_proto(message)
 
     assert message.sequence_id == sequence_id
-    assert (read.text, read.token_ids) == (piece, token_ids)
+    assert (read.text, read.token_ids, read.logprobs) == (piece, token_ids, logprobs)
     assert (read.finish_reason, read.usage) == (delta.finish_reason, delta.usage)
     assert (read.timings is None) == (timings is None)
     if read.timings is not None:
@@ -222,3 +246,15 @@ def test_a_finish_reason_of_a_newer_version_is_told_apart_from_none() -> None:
     message.finish_reason = 77  # type: ignore[assignment]
     with pytest.raises(DecodeError, match="unknown here"):
         convert.delta_from_proto(message)
+
+
+def test_structured_outputs_that_name_no_constraint_are_refused() -> None:
+    for asked in (
+        generation_pb2.StructuredOutputs(),
+        generation_pb2.StructuredOutputs(json_object=False),
+    ):
+        with pytest.raises(PdserveError) as caught:
+            convert_sampling.sampling_from_proto(
+                generation_pb2.SamplingParams(structured_outputs=asked)
+            )
+        assert caught.value.param == "structured_outputs"

@@ -63,6 +63,19 @@ OPTIONAL_CHAT = sorted(set(ChatCompletionRequest.__struct_fields__) - {"model", 
 OPTIONAL_COMPLETION = sorted(set(CompletionRequest.__struct_fields__) - {"model", "prompt"})
 
 
+def test_logprobs_of_chats_and_of_completions() -> None:
+    assert chat(logprobs=True).to_sampling().logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).to_sampling().logprobs == 3
+    assert chat(logprobs=False).to_sampling().logprobs is None
+    assert completion(logprobs=0).to_sampling().logprobs == 0
+    assert completion(logprobs=3).to_sampling().logprobs == 3
+    assert chat(logprobs=True).param_names["logprobs"] == "top_logprobs"
+
+
+def test_logit_bias_is_by_token_id() -> None:
+    assert chat(logit_bias={"7": -1.5, "5": 1}).to_sampling().logit_bias == ((5, 1.0), (7, -1.5))
+
+
 def test_null_is_not_given() -> None:
     assert chat(**dict.fromkeys(OPTIONAL_CHAT)) == chat()
     assert completion(**dict.fromkeys(OPTIONAL_COMPLETION)) == completion()
@@ -90,6 +103,7 @@ def test_inert_fields() -> None:
         {"parallel_tool_calls": True},
         {"response_format": {"type": "text"}},
         {"logit_bias": {}},
+        {"logprobs": False, "top_logprobs": 0},
         {"stream": True, "stream_options": {"continuous_usage_stats": False}},
     ],
 )
@@ -194,13 +208,14 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ),
     ("n", {"n": 2}),
     ("n", {"n": 0}),
-    ("logprobs", {"logprobs": True}),
     ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"top_logprobs": 3, "logprobs": False}),
+    ("logprobs", {"logprobs": 3}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("tool_choice", {"tool_choice": "required"}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
     ("response_format", {"response_format": "text"}),
-    ("logit_bias", {"logit_bias": {"5": 1}}),
+    ("logit_bias", {"logit_bias": {"five": 1}}),
+    ("logit_bias", {"logit_bias": {"5.5": 1}}),
 ]
 
 BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
@@ -212,8 +227,8 @@ BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
     ("best_of", {"best_of": 2}),
     ("echo", {"echo": True}),
     ("suffix", {"suffix": "x"}),
-    ("logprobs", {"logprobs": 0}),
-    ("logprobs", {"logprobs": 1}),
+    ("logprobs", {"logprobs": True}),
+    ("top_logprobs", {"top_logprobs": 1}),
 ]
 
 
@@ -258,7 +273,7 @@ def test_what_is_no_json_object(data: bytes) -> None:
 
 
 def test_deep_nesting() -> None:
-    deep = b'{"model":"m","messages":[],"response_format":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    deep = b'{"model":"m","messages":[],"tool_choice":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     with pytest.raises(RejectedError, match="nested too deeply"):
         parse(ChatCompletionRequest, deep)
 

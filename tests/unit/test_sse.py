@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.facade.logprobs import CompletionLogprobs
 from coordinator.facade.sse import (
     CHAT_CHUNK,
     COMPLETION_CHUNK,
@@ -11,13 +12,17 @@ from coordinator.facade.sse import (
     Frames,
     error_event,
 )
-from pdserve.types import FinishReason, Usage
+from pdserve.types import Delta, FinishReason, TokenLogprob, Usage
 
 IDENTITY = AnswerIdentity("chatcmpl-1", 1700000000, 'm"x')
 HEAD = b'"created":1700000000,"model":"m\\"x","choices":'
 CHAT_HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk",' + HEAD
 TEXT_HEAD = b'data: {"id":"chatcmpl-1","object":"text_completion",' + HEAD
 DONE = b"data: [DONE]\n\n"
+
+
+def last(text: str, reason: FinishReason, usage: Usage) -> Delta:
+    return Delta(text, finish_reason=reason, usage=usage)
 
 
 def test_chat_without_usage() -> None:
@@ -31,7 +36,7 @@ def test_chat_without_usage() -> None:
         + '[{"index":0,"delta":{"content":"a\\"\\n🙂"},'
         '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
     )
-    assert frames.closing("end", FinishReason.LENGTH, Usage(7, 2, 3)) == (
+    assert frames.closing(last("end", FinishReason.LENGTH, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":"end"},'
         b'"logprobs":null,"finish_reason":"length"}]}\n\n' + DONE
     )
@@ -41,7 +46,7 @@ def test_chat_with_usage() -> None:
     frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=True)
     assert frames.opening.endswith(b'"finish_reason":null}],"usage":null}\n\n')
     assert frames.delta("a").endswith(b'"finish_reason":null}],"usage":null}\n\n')
-    assert frames.closing("", FinishReason.STOP, Usage(7, 2, 3)) == (
+    assert frames.closing(last("", FinishReason.STOP, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":""},'
         b'"logprobs":null,"finish_reason":"stop"}],"usage":null}\n\n'
         + CHAT_HEAD
@@ -56,7 +61,7 @@ def test_completion() -> None:
     assert frames.delta("a") == (
         TEXT_HEAD + b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert frames.closing("b", FinishReason.STOP, Usage(1, 1)) == (
+    assert frames.closing(last("b", FinishReason.STOP, Usage(1, 1))) == (
         TEXT_HEAD + b'[{"index":0,"text":"b","logprobs":null,"finish_reason":"stop"}]}\n\n' + DONE
     )
 
@@ -71,3 +76,30 @@ def test_no_text_can_break_out_of_its_event(text: str) -> None:
 
 def test_error_event() -> None:
     assert error_event({"error": {"message": "x\ny"}}) == b'data: {"error":{"message":"x\\ny"}}\n\n'
+
+
+def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
+    frames = Frames(IDENTITY, COMPLETION_CHUNK, False, CompletionLogprobs(0))
+    assert not frames.is_plain
+    a, b = (TokenLogprob(5, -0.5, " a", 1),), (TokenLogprob(6, -1.0, "b", 2),)
+    shown = (
+        b',"logprobs":{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[%b]}'
+    )
+    assert frames.piece(Delta("", [5], logprobs=[a])) == (
+        TEXT_HEAD
+        + b'[{"index":0,"text":""'
+        + shown % (b"0", b"-0.5", b'" a"', b'{" a":-0.5}')
+        + b',"finish_reason":null}]}\n\n'
+    )
+    end = Delta(" ab", [6], FinishReason.STOP, Usage(1, 2), logprobs=[b])
+    assert frames.closing(end) == (
+        TEXT_HEAD
+        + b'[{"index":0,"text":" ab"'
+        + shown % (b"2", b"-1.0", b'"b"', b'{"b":-1.0}')
+        + b',"finish_reason":"stop"}]}\n\n'
+        + DONE
+    )
+
+
+def test_a_piece_of_nothing_is_no_event() -> None:
+    assert Frames(IDENTITY, CHAT_CHUNK, include_usage=False).piece(Delta("", [5])) == b""

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.facade.validate import Limits, validate
 from pdserve.errors import ErrorReason, RejectedError
+from pdserve.structured import JsonSchema
 from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
 
 LIMITS = Limits(context_length=1000, vocab_size=500)
@@ -34,6 +35,10 @@ GOOD: list[dict[str, Any]] = [
     {"repetition_penalty": 1e9},
     {"max_tokens": 5, "min_tokens": 5},
     {"min_tokens": 1000},
+    {"logprobs": 0},
+    {"logprobs": 20},
+    {"logit_bias": ((0, -100.0), (499, 100.0))},
+    {"structured_outputs": JsonSchema("{}")},
 ]
 
 BAD: list[tuple[str, dict[str, Any]]] = [
@@ -57,6 +62,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"stop": ("x", "")}),
     ("stop_token_ids", {"stop_token_ids": (500,)}),
     ("stop_token_ids", {"stop_token_ids": (-1,)}),
+    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": 21}),
+    ("logit_bias", {"logit_bias": ((500, 1.0),)}),
+    ("logit_bias", {"logit_bias": ((-1, 1.0),)}),
+    ("logit_bias", {"logit_bias": ((1, 100.5),)}),
+    ("logit_bias", {"logit_bias": ((1, math.nan),)}),
+    ("logit_bias", {"logit_bias": tuple((1, 1.0) for _ in range(1025))}),
+    ("structured_outputs", {"structured_outputs": JsonSchema("[]")}),
     ("presence_penalty", {"presence_penalty": -2.1}),
     ("frequency_penalty", {"frequency_penalty": math.nan}),
     ("repetition_penalty", {"repetition_penalty": 0.0}),

@@ -1,0 +1,65 @@
+"""What structured outputs may ask for: checked before a worker compiles it. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from pdserve.structured import (
+    Choice,
+    Constraint,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+)
+
+MAX_CHARS = 64 * 1024
+MAX_NESTING = 64
+"""As in vLLM: the work of compiling grows steeply with it. A structural tag may wrap that."""
+
+
+def fault_of(constraint: Constraint) -> str | None:
+    """What is wrong with it, as "must be ..." goes on; None if nothing is."""
+    match constraint:
+        case JsonObject():
+            return None
+        case JsonSchema(text):
+            return _length(text) or _json(text, MAX_NESTING)
+        case StructuralTag(text):
+            return _length(text) or _json(text, MAX_NESTING + 16)
+        case Choice(texts):
+            if not texts or not all(texts):
+                return "at least one text, none of them empty"
+            return _length(*texts)
+        case Regex(text):
+            return _length(text) or ("free of NUL characters" if "\0" in text else None)
+        case Grammar(text):
+            return _length(text) or (None if text.strip() else "a grammar that is not empty")
+
+
+def _length(*texts: str) -> str | None:
+    return None if sum(map(len, texts)) <= MAX_CHARS else f"at most {MAX_CHARS} characters long"
+
+
+def _json(text: str, max_nesting: int) -> str | None:
+    deep = f"nested at most {max_nesting} deep"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        return deep
+    except ValueError:
+        return "valid JSON"
+    if not isinstance(value, dict):
+        return "a JSON object"
+    level: list[object] = [value]
+    for _ in range(max_nesting):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return None
+    return deep
+
+
+def _inside(value: object) -> list[object]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for one in inner if isinstance(one, dict | list)]

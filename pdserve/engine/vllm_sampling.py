@@ -1,0 +1,76 @@
+"""How tokens are sampled and how likely they were, in vLLM's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdserve.structured import (
+    Choice,
+    Constraint,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    StructuralTag,
+)
+from pdserve.types import PositionLogprobs, SamplingParams, TokenLogprob
+
+
+def to_vllm(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -> Any:
+    """vLLM's SamplingParams, every field of ours mapped."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmSamplingParams
+
+    extra = {"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None
+    constraint = params.structured_outputs
+    return VllmSamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,  # 0 is "all" to both
+        min_p=params.min_p,
+        seed=params.seed,
+        stop=list(params.stop),
+        stop_token_ids=list(params.stop_token_ids),
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        logit_bias=dict(params.logit_bias) or None,
+        structured_outputs=None if constraint is None else _structured(constraint),
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=extra,
+    )
+
+
+def _structured(constraint: Constraint) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    match constraint:
+        case JsonSchema(schema):
+            return StructuredOutputsParams(json=schema)
+        case JsonObject():
+            return StructuredOutputsParams(json_object=True)
+        case Regex(pattern):
+            return StructuredOutputsParams(regex=pattern)
+        case Choice(texts):
+            return StructuredOutputsParams(choice=list(texts))
+        case Grammar(text):
+            return StructuredOutputsParams(grammar=text)
+        case StructuralTag(tag):
+            return StructuredOutputsParams(structural_tag=tag)
+
+
+def logprobs_of(positions: Any) -> list[PositionLogprobs] | None:
+    """Of a completion's new tokens; vLLM has the sampled token first, too."""
+    if positions is None:
+        return None
+    return [
+        tuple(
+            TokenLogprob(token_id, one.logprob, one.decoded_token or "", one.rank)
+            for token_id, one in position.items()
+        )
+        for position in positions
+    ]
