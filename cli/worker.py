@@ -64,7 +64,7 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
     engine = config.vllm if config.engine == "vllm" else config.sim
     require_trust(engine.side_channel, settings.fleet)
     # The ports first: a clash is told before minutes are spent on a model.
-    server = GrpcServer(config.grpc, key)
+    server = GrpcServer(config.grpc, key, serves_peers=True)
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         metrics_address = stack.enter_context(metrics_server(config.metrics, registry, key))

@@ -26,8 +26,8 @@ from coordinator.policy.ladder import (
     Fault,
     Rung,
     avoiding,
-    counts_against_pair,
     fault_of,
+    is_infrastructure,
     rung,
     words,
 )
@@ -151,17 +151,16 @@ class Dispatcher:
                 execution.release()
                 raise
             else:
-                if pair is not None:
-                    self._fleet.pairs.request_passed(pair)
+                self._fleet.request_passed(plan, pair)
                 return execution, first
         assert failure is not None
         raise failure.error
 
     def _blame(self, plan: Plan, pair: Pair | None, error: PrefillError | DecodeError) -> _Failure:
-        """Counts the failure against the pair. Raises it where no other way would help."""
+        """Counts the failure against the pair and the worker. Raises it where no other way helps."""
         if (
             pair is not None
-            and counts_against_pair(error.reason)
+            and is_infrastructure(error.reason)
             and self._fleet.request_failed(pair, error.message)
         ):
             self._observer.metrics.quarantined(pair.transport)
@@ -169,6 +168,10 @@ class Dispatcher:
         fault = fault_of(plan, prefill_side=prefill_side, reason=error.reason)
         if fault is None:
             raise error
+        if is_infrastructure(error.reason) and fault in (Fault.PREFILL, Fault.DECODE):
+            blamed = plan.decode if fault is Fault.DECODE else plan.prefill
+            assert blamed is not None
+            self._fleet.worker_failed(blamed, error.message)
         return _Failure(plan, fault, error)
 
     def _step(self, record: RequestRecord, failure: _Failure, plan: Plan) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from coordinator.fleet import Fleet, Worker
+from coordinator.fleet import Fleet
 from coordinator.lifecycle import Event
 from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from coordinator.sequence import Sequence, Take
+from coordinator.worker import Worker
 from coordinator.worker_client import PrefillCall, Session
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult

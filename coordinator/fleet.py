@@ -8,118 +8,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import structlog
 
-from coordinator.policy.pairs import Pair, PairTable, Process
-from coordinator.policy.prefix import CacheBelief, PrefixIndex, PromptBlocks
+from coordinator.policy.health import SERVING
+from coordinator.policy.pairs import Pair, PairTable
+from coordinator.policy.prefix import PrefixIndex, PromptBlocks
 from coordinator.policy.snapshot import Plan, Snapshot, WorkerView
+from coordinator.worker import SILENCE_S, Silence, Worker
 from coordinator.worker_client import Session, WorkerClient
 from pdserve.clock import Clock
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
-from pdserve.types import Load, Role, WorkerInfo
+from pdserve.errors import ErrorReason, PdserveError
+from pdserve.types import Role, WorkerInfo
 
 log = structlog.get_logger("fleet")
 
 RECONNECT_S = 0.25
 """Pause between attempts to reach a worker that is away."""
 
-SILENCE_S = 2.0
-"""A worker whose load reports have been missing for this long is taken for lost."""
-_SILENCE_TICKS = 8
-
-
-class WorkerState(StrEnum):
-    CONNECTING = "connecting"
-    UNPROVEN = "unproven"
-    READY = "ready"
-    DRAINING = "draining"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Worker:
-    """One address. `info` is None until the worker has been reached for the first time;
-    `tried` says that it was reached or found away once.
-
-    `proven` says that a colocated probe went through this very process; `outstanding_*`
-    count what this coordinator has given it; `cache` is there once it was reached.
-    """
-
-    client: WorkerClient
-    info: WorkerInfo | None = None
-    load: Load = field(default_factory=Load)
-    session: Session | None = None
-    tried: bool = False
-    connected: bool = False
-    proven: bool = False
-    detail: str = "not reached yet"
-    outstanding_sequences: int = 0
-    outstanding_tokens: int = 0
-    cache: CacheBelief | None = None
-    _calls: set[asyncio.Timeout] = field(default_factory=set)
-
-    @asynccontextmanager
-    async def or_loss(self) -> AsyncIterator[None]:
-        """Cancels what is awaited inside as soon as the worker is lost, and raises
-        PrefillError: a call to a process that was stopped breaks much later, or never."""
-        lost = PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
-        if not self.connected:
-            raise lost
-        try:
-            async with asyncio.timeout(None) as call:
-                self._calls.add(call)
-                yield
-        except TimeoutError:
-            raise lost from None
-        finally:
-            self._calls.discard(call)
-
-    def lose(self) -> None:
-        """Forgets what was true of the process, and ends what waits in `or_loss`."""
-        self.connected = False
-        self.session = None
-        self.load = Load()
-        # The process may be gone for good; one that only lost its network proves itself anew.
-        self.proven = False
-        now = asyncio.get_running_loop().time()
-        for call in self._calls:
-            call.reschedule(now)
-
-    def hosts(self, role: Role) -> bool:
-        return self.info is not None and role in self.info.roles
-
-    @property
-    def process(self) -> Process:
-        """Of a worker that has been reached."""
-        assert self.info is not None
-        return self.info.worker_id, self.info.epoch
-
-    @property
-    def state(self) -> WorkerState:
-        if not self.connected:
-            return WorkerState.CONNECTING if self.info is None else WorkerState.LOST
-        if self.load.draining:
-            return WorkerState.DRAINING
-        if self.hosts(Role.DECODE) and not self.proven:
-            return WorkerState.UNPROVEN
-        return WorkerState.READY
-
 
 class Fleet:
     """All workers. `run` keeps them; everything else is called on the same event loop."""
 
     def __init__(
-        self, clients: dict[str, WorkerClient], quarantine_after: int, clock: Clock
+        self,
+        clients: dict[str, WorkerClient],
+        quarantine_after: int,
+        clock: Clock,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """`clients` by address; the fleet owns and closes them. `quarantine_after` is the
-        number of failures in a row for which a pair is taken out of traffic."""
+        number of failures in a row for which a pair or a worker is taken out of traffic,
+        `silence_s` how long nothing may be heard of a worker until it is lost."""
         self.clock = clock
+        self._quarantine_after = quarantine_after
+        self._silence_s = silence_s
         self._workers = {address: Worker(client) for address, client in clients.items()}
+        self._by_id: dict[str, Worker] = {}
         self._turns: Counter[str] = Counter()
         self._prefixes = PrefixIndex()
         self.pairs = PairTable(quarantine_after)
@@ -143,10 +70,7 @@ class Fleet:
 
     def by_id(self, worker_id: str) -> Worker | None:
         """None for an id that no connected worker has."""
-        for worker in self._workers.values():
-            if worker.connected and worker.info is not None and worker.info.worker_id == worker_id:
-                return worker
-        return None
+        return self._by_id.get(worker_id)
 
     def context_length(self, model: str) -> int | None:
         """The shortest context among the model's known workers; None while none is known."""
@@ -164,7 +88,7 @@ class Fleet:
             for worker in self._workers.values()
             if worker.info is not None
             and worker.info.model == model
-            and worker.state is WorkerState.READY
+            and worker.state in SERVING
         ]
         return Snapshot(
             prefill=tuple(_view(worker) for worker in ready if worker.hosts(Role.PREFILL)),
@@ -202,6 +126,40 @@ class Fleet:
             )
         return quarantined
 
+    def prefill_proven(self, pair: Pair) -> None:
+        """A hand-over went through, and with it a worker that can be proven in no other way."""
+        worker = self.by_id(pair.prefill[0])
+        if worker is not None and worker.process == pair.prefill and not worker.hosts(Role.DECODE):
+            worker.standing = worker.standing.probe_passed("")
+            worker.detail = ""
+
+    def worker_failed(self, worker_id: str, cause: str) -> None:
+        """Counts a failure of the worker's own infrastructure."""
+        worker = self.by_id(worker_id)
+        if worker is None or not worker.proven:
+            return
+        now = self.clock.now()
+        worker.standing = worker.standing.request_failed(cause, now, self._quarantine_after)
+        if not worker.proven:
+            self._quarantine(worker, now)
+
+    def _quarantine(self, worker: Worker, now: float) -> None:
+        worker.detail = worker.standing.detail
+        if not worker.hosts(Role.DECODE):
+            # It can be probed in pairs alone.
+            self.pairs.quarantine(worker.process, worker.detail, now)
+        log.warning("worker quarantined", worker=worker.process[0], cause=worker.detail)
+        self.changed.set()
+
+    def request_passed(self, plan: Plan, pair: Pair | None) -> None:
+        """A first token came on this way: what failed before does not count any more."""
+        if pair is not None:
+            self.pairs.request_passed(pair)
+        for worker_id in (plan.prefill, plan.decode):
+            worker = self._by_id.get(worker_id or "")
+            if worker is not None and worker.proven:
+                worker.standing = worker.standing.request_passed()
+
     def cached_tokens(self, model: str, prompt: PromptBlocks) -> dict[str, int]:
         """Prompt tokens that the cache of each worker of the model is believed to save, by id."""
         caches = {
@@ -220,14 +178,12 @@ class Fleet:
             try:
                 await self._follow(worker)
             except* PdserveError as group:
-                worker.detail = _first_leaf(group)
+                self._lose(worker, _first_leaf(group))
             except* Exception as group:
                 # What one worker sends must not end the coordinator.
                 log.error("a link failed", exc_info=group)
-                worker.detail = "internal error"
-            if worker.connected:
-                self._lose(worker)
-            elif not worker.tried:
+                self._lose(worker, "internal error")
+            if not worker.tried:
                 worker.tried = True
                 self.changed.set()
             await asyncio.sleep(RECONNECT_S)
@@ -239,13 +195,22 @@ class Fleet:
             session = None
             if Role.DECODE in info.roles:
                 session = worker.client.open_session()
-                life.create_task(session.run())
-            silence = _Silence()
-            life.create_task(silence.over())
-            life.create_task(self._watch(worker, info, session, silence))
+                life.create_task(self._or_lose(worker, session.run()))
+            silence = Silence(worker, info.worker_id, self._silence_s)
+            life.create_task(self._or_lose(worker, silence.over()))
+            life.create_task(self._or_lose(worker, self._watch(worker, info, session, silence)))
+
+    async def _or_lose(self, worker: Worker, part: Coroutine[Any, Any, None]) -> None:
+        """One part of a life. It is lost before anybody hears of a request that failed for that:
+        such a failure is the loss itself, and counts against nobody."""
+        try:
+            await part
+        except PdserveError as error:
+            self._lose(worker, error.message)
+            raise
 
     async def _watch(
-        self, worker: Worker, info: WorkerInfo, session: Session | None, silence: _Silence
+        self, worker: Worker, info: WorkerInfo, session: Session | None, silence: Silence
     ) -> None:
         async for load in worker.client.watch_load():
             silence.broken()
@@ -267,6 +232,7 @@ class Fleet:
         worker.session = session
         worker.connected = worker.tried = True
         worker.detail = ""
+        self._by_id[info.worker_id] = worker
         if restarted:
             if worker.cache is not None:
                 worker.cache.leave()
@@ -274,32 +240,17 @@ class Fleet:
         log.info("worker connected", worker=info.worker_id, restarted=restarted)
         self.changed.set()
 
-    def _lose(self, worker: Worker) -> None:
+    def _lose(self, worker: Worker, cause: str) -> None:
+        """Idempotent."""
+        worker.detail = cause
+        if not worker.connected:
+            return
         assert worker.info is not None
+        del self._by_id[worker.info.worker_id]
         worker.lose()
         self.pairs.forget(worker.process)
         log.warning("worker lost", worker=worker.info.worker_id, cause=worker.detail)
         self.changed.set()
-
-
-class _Silence:
-    """How long nothing has been heard of a worker, counted in ticks of the coordinator's own
-    loop: while that stands still, reports wait to be read, and nobody is silent."""
-
-    def __init__(self) -> None:
-        self._ticks = 0
-
-    def broken(self) -> None:
-        self._ticks = 0
-
-    async def over(self) -> None:
-        """Raises DecodeError once it has lasted for SILENCE_S."""
-        while self._ticks < _SILENCE_TICKS:
-            self._ticks += 1
-            await asyncio.sleep(SILENCE_S / _SILENCE_TICKS)
-        raise DecodeError(
-            ErrorReason.DECODE_FAILED, f"nothing was heard of the worker for {SILENCE_S:g} s"
-        )
 
 
 def _first_leaf(group: BaseExceptionGroup[PdserveError]) -> str:

@@ -69,6 +69,7 @@ async def run_coordinator(settings: Settings) -> None:
         {address: GrpcWorkerClient(address, fleet_key) for address in config.workers},
         config.quarantine_after,
         RealClock(),
+        config.silence_s,
     )
     observer = Observer(metrics)
     dispatcher = Dispatcher(served, fleet, gateway, observer)

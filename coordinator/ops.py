@@ -10,9 +10,10 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from coordinator.catalog import ServedModel
-from coordinator.fleet import Fleet, WorkerState
+from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from pdserve.types import Fallback, Mode, Role
 

@@ -19,12 +19,13 @@ import structlog
 
 from coordinator.catalog import ServedModel
 from coordinator.execution import Execution
-from coordinator.fleet import Fleet, Worker
+from coordinator.fleet import Fleet
 from coordinator.lifecycle import Event
 from coordinator.policy.ladder import is_busy
-from coordinator.policy.pairs import RETRY_S, Pair, Process, mixture, pairs_of
+from coordinator.policy.pairs import PROBED, Pair, Process, mixture, pairs_of
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
+from coordinator.worker import Worker
 from pdserve.errors import PdserveError
 from pdserve.types import EngineRequest, Role, SamplingParams, TextPrompt, WorkerInfo
 
@@ -69,8 +70,6 @@ class Prover:
         self._report = report
         self._after_round = after_round
         self._running: set[_Probe] = set()
-        self._retry_at: dict[Process, float] = {}
-        """When a decode process that failed by itself is probed again."""
         self._answers: dict[Process, list[int]] = {}
         """Each proven decode process' own answer."""
 
@@ -105,11 +104,10 @@ class Prover:
         infos = {process: worker.info for process, worker in members.items() if worker.info}
         decodes = [worker for worker in members.values() if worker.hosts(Role.DECODE)]
         prefills = [worker for worker in members.values() if worker.hosts(Role.PREFILL)]
-        self._retry_at = {p: at for p, at in self._retry_at.items() if p in members}
         alone = [
             _Probe(infos[worker.process])
             for worker in decodes
-            if not worker.proven and self._retry_at.get(worker.process, now) <= now
+            if worker.standing.state in PROBED and worker.standing.probe_at <= now
         ]
         for prefill, decode in product(prefills, decodes):
             self._meet(prefill, decode)
@@ -121,7 +119,13 @@ class Prover:
 
     def _next_due(self) -> float | None:
         now = self._fleet.clock.now()
-        times = [at for at in self._retry_at.values() if at > now]
+        times = [
+            worker.standing.probe_at
+            for worker in self._fleet.workers()
+            if worker.hosts(Role.DECODE)
+            and worker.standing.state in PROBED
+            and worker.standing.probe_at > now
+        ]
         pair = self._fleet.pairs.next_probe(now)
         return min(times if pair is None else [*times, pair], default=None)
 
@@ -134,7 +138,7 @@ class Prover:
         )
 
     def _may_join(self, worker: Worker) -> bool:
-        if not worker.connected or worker.load.draining or worker.info is None:
+        if not worker.connected or worker.silent or worker.load.draining or worker.info is None:
             return False
         if worker.info.model in self._models:
             return True
@@ -158,24 +162,25 @@ class Prover:
 
     async def _prove_alone(self, probe: _Probe) -> None:
         info = probe.decode
-        process = (info.worker_id, info.epoch)
         self._report(f"{info.worker_id} answers a prompt by itself")
         cause = ""
+        busy = False
         try:
             tokens = await self._probe(info.model, Plan(None, info.worker_id, "", "probe"))
         except (PdserveError, TimeoutError) as error:
-            cause = _words(error)
-            self._retry_at[process] = self._fleet.clock.now() + RETRY_S
+            cause = f"probe failed: {_words(error)}"
+            busy = isinstance(error, PdserveError) and is_busy(error.reason)
         worker = self._fleet.by_id(info.worker_id)
         if worker is None or worker.info is not info:
             return  # another process answered, or none is left
-        worker.detail = cause and f"probe failed: {cause}"
+        worker.detail = cause
         if cause:
-            log.warning("probe failed", worker=info.worker_id, cause=cause)
+            verdict = worker.standing.probe_put_off if busy else worker.standing.probe_failed
+            worker.standing = verdict(cause, self._fleet.clock.now())
+            log.warning("worker not proven", worker=info.worker_id, cause=cause)
             return
-        self._retry_at.pop(process, None)
-        self._answers[process] = tokens
-        worker.proven = True
+        self._answers[worker.process] = tokens
+        worker.standing = worker.standing.probe_passed("")
         log.info("worker proven", worker=info.worker_id)
 
     async def _prove_pair(self, probe: _Probe) -> None:
@@ -206,6 +211,7 @@ class Prover:
             pairs.probe_failed(pair, cause, now)
         else:
             pairs.probe_passed(pair, note)
+            self._fleet.prefill_proven(pair)
         log.log(
             30 if cause else 20,
             "pair not proven" if cause else "pair proven",

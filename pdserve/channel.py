@@ -16,6 +16,16 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
+PEER_OPTIONS: tuple[tuple[str, int], ...] = (
+    # Of a worker's server: a coordinator that was stopped, or lost its network, keeps its
+    # connections, and what it asked for is to be freed within two seconds. gRPC answers pings on
+    # threads of its own, so that a coordinator which is merely busy is not taken for dead.
+    ("grpc.keepalive_time_ms", 500),
+    ("grpc.keepalive_timeout_ms", 1_250),
+    ("grpc.http2.ping_timeout_ms", 1_250),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 SIZE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

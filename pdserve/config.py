@@ -147,7 +147,14 @@ class CoordinatorConfig(_Section):
         default=3,
         ge=1,
         description="failed hand-offs in a row, between two workers by one transport, after "
-        "which these get no more of them until a probe goes through",
+        "which these get no more of them until a probe goes through; requests, for a worker",
+    )
+    silence_s: float = Field(
+        default=5.0,
+        ge=3,
+        le=8,
+        description="a worker of which nothing has been heard for so long is lost, and its "
+        "streams are ended; after 2 s it gets nothing new",
     )
     drain_s: float = Field(
         default=30.0, ge=0, description="how long SIGTERM waits for running requests"

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pdserve.channel import KEEPALIVE_OPTIONS, SIZE_OPTIONS
+from pdserve.channel import KEEPALIVE_OPTIONS, PEER_OPTIONS, SIZE_OPTIONS
 from pdserve.config import Listen
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.fleet_key import FleetKeyInterceptor, refusing
@@ -25,7 +25,6 @@ from pdserve.rpc_errors import Continuation, ErrorInterceptor, Handler
 
 _STOP_GRACE_S = 0.5
 _SERVER_OPTIONS = (
-    *KEEPALIVE_OPTIONS,
     *SIZE_OPTIONS,
     # With it a second process could share the port unnoticed, and take half of the calls.
     ("grpc.so_reuseport", 0),
@@ -45,8 +44,12 @@ class GrpcServer:
     what still runs after half a second: whoever wants to wait longer drains before.
     """
 
-    def __init__(self, listen: Listen, key: str | None = None) -> None:
-        """Binds the port. Calls must carry the fleet key, where one is given.
+    def __init__(
+        self, listen: Listen, key: str | None = None, *, serves_peers: bool = False
+    ) -> None:
+        """Binds the port. Calls must carry the fleet key, where one is given; `serves_peers`
+        says that they come from the fleet's own processes, of which a dead one is noticed
+        within two seconds.
 
         Raises ConfigError when the address cannot be had. Needs a running event loop.
         """
@@ -55,7 +58,8 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         checks = [] if key is None else [FleetKeyInterceptor(key)]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *checks, self._gate], options=_SERVER_OPTIONS
+            interceptors=[ErrorInterceptor(), *checks, self._gate],
+            options=(*_SERVER_OPTIONS, *(PEER_OPTIONS if serves_peers else KEEPALIVE_OPTIONS)),
         )
         self._port = _bind(self._server, listen)
         self._listen = listen

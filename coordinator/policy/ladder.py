@@ -66,8 +66,8 @@ def is_busy(reason: ErrorReason) -> bool:
     return reason in (ErrorReason.NO_ROOM, ErrorReason.DRAINING)
 
 
-def counts_against_pair(reason: ErrorReason) -> bool:
-    """Whether a disaggregated request failed for its workers' infrastructure: not for the
+def is_infrastructure(reason: ErrorReason) -> bool:
+    """Whether a request failed for its workers' infrastructure: not for the
     client, its deadline, or a worker that is merely busy."""
     broke = reason.value.retryable or reason is ErrorReason.INTERNAL
     return broke and not is_busy(reason)

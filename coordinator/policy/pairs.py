@@ -28,7 +28,7 @@ class PairState(StrEnum):
     QUARANTINED = "quarantined"
 
 
-_PROBED = frozenset({PairState.UNTRIED, PairState.QUARANTINED})
+PROBED = frozenset({PairState.UNTRIED, PairState.QUARANTINED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a pair stands, and why in words.
+    """Where a pair stands, or a single worker, and why in words.
 
     `failures` counts its requests that failed since one went through, `setbacks` the failed
     probes and quarantines since then. `probe_at`, on the caller's clock, is when an untried or
@@ -71,7 +71,7 @@ class Standing:
         return replace(self, failures=0, setbacks=0)
 
     def request_failed(self, cause: str, now: float, quarantine_after: int) -> Standing:
-        """Quarantined by the `quarantine_after`th failure in a row; only a proven pair can be,
+        """Quarantined by the `quarantine_after`th failure in a row; only what is proven can be,
         for any other has no traffic left but what began before."""
         if self.state is not PairState.PROVEN:
             return self
@@ -131,6 +131,13 @@ class PairTable:
             self._met.discard((pair.prefill, pair.decode))
         self._proven = None
 
+    def quarantine(self, prefill: Process, cause: str, now: float) -> None:
+        """Takes out of traffic whatever a prefill process would hand over."""
+        for pair in self:
+            if pair.prefill == prefill and self[pair].state is PairState.PROVEN:
+                self._standings[pair] = self[pair].probe_failed(cause, now)
+        self._proven = None
+
     def probe_passed(self, pair: Pair, note: str) -> None:
         """`note` is what its operator should know of it, in words."""
         if pair in self:
@@ -165,7 +172,7 @@ class PairTable:
 
     def _probes(self) -> Iterator[tuple[Pair, float]]:
         for pair, standing in self._standings.items():
-            if standing.state in _PROBED:
+            if standing.state in PROBED:
                 yield pair, standing.probe_at
 
     def _set(self, pair: Pair, standing: Standing) -> None:

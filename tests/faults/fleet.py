@@ -160,6 +160,7 @@ class FaultFleet:
             gateway=GatewayConfig(max_running=PLACES),
             # The suite breaks every pair again and again.
             quarantine_after=1_000_000,
+            silence_s=3,
         )
 
     @asynccontextmanager

@@ -14,10 +14,10 @@ from tests.faults.watch import happens
 TOLD_S = 1.0
 """How long a worker may go on with what is over, once that is known."""
 
-SILENCE_S = 2.5
+SILENCE_S = 3.5
 READER_SILENCE_S = 3.0
-"""How long it may take to know of silence: two seconds to a coordinator, which looks now and
-then, and three to a reader of blocks."""
+"""How long it may take to know of silence: three seconds to a coordinator as it is configured
+here, which looks now and then, and three to a reader of blocks."""
 
 HOLDINGS = "running", "waiting", "unfinished", "reserved", "leases"
 

@@ -11,7 +11,8 @@ from pdserve.types import Mode, Role
 from tests.support.asking import LONG_ANSWER, LONG_TEXT, MAX_TOKENS, TEXT, body, events, http_whole
 from tests.support.worker_process import ProcessFleet, WorkerProcess, idle, process_fleet
 
-ANSWERED_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = 8.0
+"""From the moment at which a worker stood still; a client never waits for longer than ten seconds."""
 SLOW = SimConfig(prefill_token_s=0.002, decode_step_s=0.005, chunk_tokens=16)
 """Takes more than a second to read LONG_TEXT."""
 
@@ -64,9 +65,9 @@ async def test_a_prefill_worker_that_stands_still_in_mid_prefill_costs_a_detour(
         worker.stop()
         begun = time.monotonic()
         answer = await asking
-        assert time.monotonic() - begun < ANSWERED_WITHIN_S + 1.5, "and the prompt read anew"
+        assert time.monotonic() - begun < ANSWERED_WITHIN_S, "and the prompt read anew"
         assert answer.mode == "colocated"
-        assert answer.reason.endswith("fell back to colocated: the prefill worker was lost")
+        assert answer.reason.endswith("fell back to colocated: the prefill worker is silent")
         assert answer.completion_tokens == expected.completion_tokens
         await fleet.workers["d"].until(idle)
         await goes_on(fleet, worker)

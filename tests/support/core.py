@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from coordinator.catalog import ServedModel, build
 from coordinator.dispatch import Dispatcher
-from coordinator.fleet import Fleet, Worker
+from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller, KeyRing
 from coordinator.lifecycle import TERMINAL
@@ -28,6 +28,7 @@ from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.record import RequestRecord
 from coordinator.response import ResponseStream
+from coordinator.worker import Worker
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.types import (
@@ -100,7 +101,9 @@ class Core:
         self.models: dict[str, ServedModel] = build(
             config, {model.name: self.encoder for model in config.models}
         )
-        self.fleet = Fleet(dict(workers), config.quarantine_after, RealClock())
+        self.fleet = Fleet(
+            dict(workers), config.quarantine_after, RealClock(), config.silence_s
+        )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), self.models)
         self.observer = Observer(self.metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
@@ -179,6 +182,7 @@ def _fresh_loggers() -> Iterator[None]:
             "coordinator.observer.access_log",
             "coordinator.dispatch.log",
             "coordinator.fleet.log",
+            "coordinator.worker.log",
             "coordinator.proving.log",
         ):
             stack.enter_context(mock.patch(logger, structlog.get_logger()))

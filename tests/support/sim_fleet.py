@@ -18,13 +18,14 @@ from coordinator.catalog import build
 from coordinator.dispatch import Dispatcher
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
-from coordinator.fleet import Fleet, WorkerState
+from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.observer import Observer
 from coordinator.ops import Ops
+from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import PairState
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
@@ -84,7 +85,7 @@ class SimFleetWorker:
             workload.step(stats)
             metrics.step(stats)
 
-        server = GrpcServer(Listen(port=self._port))
+        server = GrpcServer(Listen(port=self._port), serves_peers=True)
         server.add(
             add_WorkerServiceServicer_to_server,
             WorkerService(identity, engine, workload, RealClock()),
@@ -163,6 +164,7 @@ class SimCoordinator:
             {address: GrpcWorkerClient(address, None) for address in config.workers},
             config.quarantine_after,
             RealClock(),
+            config.silence_s,
         )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models)
         observer = Observer(metrics)
@@ -222,7 +224,7 @@ class SimCoordinator:
             decodes = sum(worker.hosts(Role.DECODE) for worker in workers)
             return (
                 self.ops.ready()[0]
-                and all(worker.state is WorkerState.READY for worker in workers)
+                and all(worker.state in SERVING for worker in workers)
                 and len(self.fleet.pairs.proven) == prefills * decodes
                 and all(
                     self.fleet.pairs[pair].state is PairState.PROVEN for pair in self.fleet.pairs

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from coordinator.dispatch import MAX_ATTEMPTS
-from coordinator.fleet import RECONNECT_S, SILENCE_S
+from coordinator.fleet import RECONNECT_S
+from coordinator.worker import SUSPICION_S
 from coordinator.lifecycle import State
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import (
@@ -126,9 +127,9 @@ async def test_a_prefill_worker_that_falls_silent_is_left_with_its_call() -> Non
         reader.silent = True
         begun = asyncio.get_running_loop().time()
         given = await asking  # the gate was never opened
-        assert asyncio.get_running_loop().time() - begun <= HEARTBEAT_S + SILENCE_S
+        assert asyncio.get_running_loop().time() - begun <= HEARTBEAT_S + SUSPICION_S
         assert_complete(given)
-        assert given.route.reason.endswith("fell back to colocated: the prefill worker was lost")
+        assert given.route.reason.endswith("fell back to colocated: the prefill worker is silent")
 
 
 @pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])

@@ -10,8 +10,8 @@ from coordinator.policy.ladder import (
     Fault,
     Rung,
     avoiding,
-    counts_against_pair,
     fault_of,
+    is_infrastructure,
     rung,
     words,
 )
@@ -84,7 +84,7 @@ def test_no_reason_of_a_hand_off_is_blamed_on_the_decode_worker(reason: ErrorRea
 def test_what_counts_against_a_pair(reason: ErrorReason) -> None:
     broke = {ErrorReason.PREFILL_FAILED, ErrorReason.DECODE_FAILED, ErrorReason.INTERNAL}
     if not reason.touched_no_worker:
-        assert counts_against_pair(reason) is (reason in broke or reason.concerns_kv)
+        assert is_infrastructure(reason) is (reason in broke or reason.concerns_kv)
 
 
 def test_what_failed_is_avoided() -> None:

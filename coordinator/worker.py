@@ -1,0 +1,145 @@
+"""One worker as the coordinator knows it, and how its silence is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from coordinator.policy.health import Signs, WorkerState, state_of
+from coordinator.policy.pairs import PairState, Process, Standing
+from coordinator.policy.prefix import CacheBelief
+from coordinator.worker_client import Session, WorkerClient
+from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.types import Load, Role, WorkerInfo
+
+log = structlog.get_logger("fleet")
+
+SUSPICION_S = 2.0
+"""A worker whose load reports have been missing for this long gets nothing new, and prompts that
+it reads are read elsewhere."""
+SILENCE_S = 5.0
+"""By default, one for which they have been missing for this long is taken for lost. A machine with
+more work than cores leaves a process unheard for two or three seconds, and to end its streams for
+that does more harm than to wait; with what follows, ten seconds are the longest pause of a client."""
+_TICK_S = 0.25
+
+
+@dataclass(slots=True)
+class Worker:
+    """One address. `info` is None until the worker has been reached for the first time;
+    `tried` says that it was reached or found away once.
+
+    `standing` is that of this very process; `outstanding_*` count what this
+    coordinator has given it; `cache` is there once it was reached.
+    """
+
+    client: WorkerClient
+    info: WorkerInfo | None = None
+    load: Load = field(default_factory=Load)
+    session: Session | None = None
+    tried: bool = False
+    connected: bool = False
+    silent: bool = False
+    standing: Standing = Standing()
+    detail: str = "not reached yet"
+    outstanding_sequences: int = 0
+    outstanding_tokens: int = 0
+    cache: CacheBelief | None = None
+    _calls: set[asyncio.Timeout] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def or_loss(self) -> AsyncIterator[None]:
+        """Cancels what is awaited inside as soon as the worker is suspected or lost, and raises
+        PrefillError: a call to a process that was stopped breaks much later, or never."""
+        if self.silent or not self.connected:
+            raise self._lost()
+        try:
+            async with asyncio.timeout(None) as call:
+                self._calls.add(call)
+                yield
+        except TimeoutError:
+            raise self._lost() from None
+        finally:
+            self._calls.discard(call)
+
+    def suspect(self) -> None:
+        """Ends what waits in `or_loss`; the rest goes on."""
+        self.silent = True
+        self._end_calls()
+
+    def lose(self) -> None:
+        """Forgets what was true of the process, and ends what waits in `or_loss`."""
+        self.connected = False
+        self.silent = False
+        self.session = None
+        self.load = Load()
+        # The process may be gone for good; one that only lost its network proves itself anew.
+        self.standing = Standing()
+        self._end_calls()
+
+    def _lost(self) -> PrefillError:
+        what = "is silent" if self.silent else "was lost"
+        return PrefillError(ErrorReason.PREFILL_FAILED, f"the prefill worker {what}")
+
+    def _end_calls(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
+
+    def hosts(self, role: Role) -> bool:
+        return self.info is not None and role in self.info.roles
+
+    @property
+    def process(self) -> Process:
+        """Of a worker that has been reached."""
+        assert self.info is not None
+        return self.info.worker_id, self.info.epoch
+
+    @property
+    def proven(self) -> bool:
+        """Whether a real generation went through it, and it has not been quarantined since."""
+        return self.standing.state is PairState.PROVEN
+
+    @property
+    def state(self) -> WorkerState:
+        return state_of(
+            Signs(
+                reached=self.info is not None,
+                connected=self.connected,
+                silent=self.silent,
+                leaving=self.load.draining,
+                standing=self.standing,
+                waiting=self.load.waiting,
+            )
+        )
+
+
+class Silence:
+    """How long nothing has been heard of a worker, counted in ticks of the coordinator's own
+    loop: while that stands still, reports wait to be read, and nobody is silent."""
+
+    def __init__(self, worker: Worker, worker_id: str, silence_s: float) -> None:
+        self._worker = worker
+        self._worker_id = worker_id
+        self._silence_s = silence_s
+        self._ticks = 0
+
+    def broken(self) -> None:
+        self._ticks = 0
+        self._worker.silent = False
+
+    async def over(self) -> None:
+        """Has the worker suspected after SUSPICION_S, and raises DecodeError at the end."""
+        while (silent_s := self._ticks * _TICK_S) < self._silence_s:
+            if silent_s >= SUSPICION_S and not self._worker.silent:
+                self._worker.suspect()
+                log.warning("worker silent", worker=self._worker_id, seconds=silent_s)
+            self._ticks += 1
+            await asyncio.sleep(_TICK_S)
+        raise DecodeError(
+            ErrorReason.DECODE_FAILED, f"nothing was heard of the worker for {self._silence_s:g} s"
+        )
