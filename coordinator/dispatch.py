@@ -157,7 +157,7 @@ class Dispatcher:
         raise failure.error
 
     def _blame(self, plan: Plan, pair: Pair | None, error: PrefillError | DecodeError) -> _Failure:
-        """Counts the failure against the pair and the worker. Raises it where no other way helps."""
+        """Counts the failure against pair and worker. Raises it where no other way helps."""
         if (
             pair is not None
             and is_infrastructure(error.reason)

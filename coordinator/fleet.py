@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 import structlog
 
 from coordinator.policy.health import SERVING
-from coordinator.policy.pairs import Pair, PairTable
+from coordinator.policy.pairs import Pair, PairState, PairTable
 from coordinator.policy.prefix import PrefixIndex, PromptBlocks
 from coordinator.policy.snapshot import Plan, Snapshot, WorkerView
 from coordinator.worker import SILENCE_S, Silence, Worker
@@ -27,6 +27,9 @@ log = structlog.get_logger("fleet")
 
 RECONNECT_S = 0.25
 """Pause between attempts to reach a worker that is away."""
+LEAVE_S = 1.0
+"""How often it is looked whether a worker that is to leave has finished; longer than a load report
+may be on its way."""
 
 
 class Fleet:
@@ -39,13 +42,15 @@ class Fleet:
         clock: Clock,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`clients` by address; the fleet owns and closes them. `quarantine_after` is the
-        number of failures in a row for which a pair or a worker is taken out of traffic,
-        `silence_s` how long nothing may be heard of a worker until it is lost."""
+        """`clients` by address are those from the start; the fleet owns and closes them.
+        `quarantine_after` is the number of failures in a row for which a pair or a worker is
+        taken out of traffic, `silence_s` how long nothing may be heard of a worker until it is
+        lost."""
         self.clock = clock
         self._quarantine_after = quarantine_after
         self._silence_s = silence_s
         self._workers = {address: Worker(client) for address, client in clients.items()}
+        self._tasks: asyncio.TaskGroup | None = None
         self._by_id: dict[str, Worker] = {}
         self._turns: Counter[str] = Counter()
         self._prefixes = PrefixIndex()
@@ -58,12 +63,31 @@ class Fleet:
     async def run(self) -> None:
         """Keeps every link until cancelled, then closes the clients."""
         try:
-            async with asyncio.TaskGroup() as links:
-                for address, worker in self._workers.items():
-                    links.create_task(self._link(worker), name=f"link {address}")
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                for address in self._workers:
+                    tasks.create_task(self._belong(address))
+                await asyncio.Event().wait()
         finally:
             for worker in self._workers.values():
                 await worker.client.close()
+
+    def follow(self, addresses: Collection[str], connect: Callable[[str], WorkerClient]) -> None:
+        """Whom the fleet has from now on; `connect` makes the client of one that is new.
+
+        One that is not among them any more gets nothing new, and is forgotten when what runs
+        there has ended.
+        """
+        for address, worker in self._workers.items():
+            if worker.dismissed is (address in addresses):
+                worker.dismissed = address not in addresses
+                log.info("worker listed", address=address, listed=not worker.dismissed)
+                self.changed.set()
+        for address in addresses:
+            if address not in self._workers:
+                self._workers[address] = Worker(connect(address))
+                if self._tasks is not None:
+                    self._tasks.create_task(self._belong(address))
 
     def workers(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -86,9 +110,7 @@ class Fleet:
         ready = [
             worker
             for worker in self._workers.values()
-            if worker.info is not None
-            and worker.info.model == model
-            and worker.state in SERVING
+            if worker.info is not None and worker.info.model == model and worker.state in SERVING
         ]
         return Snapshot(
             prefill=tuple(_view(worker) for worker in ready if worker.hosts(Role.PREFILL)),
@@ -139,8 +161,9 @@ class Fleet:
         if worker is None or not worker.proven:
             return
         now = self.clock.now()
-        worker.standing = worker.standing.request_failed(cause, now, self._quarantine_after)
-        if not worker.proven:
+        standing = worker.standing.request_failed(cause, now, self._quarantine_after)
+        worker.standing = standing
+        if standing.state is PairState.QUARANTINED:
             self._quarantine(worker, now)
 
     def _quarantine(self, worker: Worker, now: float) -> None:
@@ -172,6 +195,28 @@ class Fleet:
         }
         saved = self._prefixes.cached_tokens(prompt, list(caches.values()))
         return dict(zip(caches, saved, strict=True))
+
+    async def _belong(self, address: str) -> None:
+        """From a worker's first day to its last."""
+        worker = self._workers[address]
+        async with asyncio.TaskGroup() as life:
+            link = life.create_task(self._link(worker), name=f"link {address}")
+            await self._left(worker)
+            link.cancel()
+        self._lose(worker, "not listed any more")
+        if worker.cache is not None:
+            worker.cache.leave()
+        del self._workers[address]
+        await worker.client.close()
+        self.changed.set()
+
+    async def _left(self, worker: Worker) -> None:
+        """Returns when the worker is dismissed, and has been idle for as long as it may take to
+        hear that it is not."""
+        idle = False
+        while not (worker.dismissed and (idle or not worker.connected)):
+            idle = worker.dismissed and worker.is_idle
+            await self.clock.sleep(LEAVE_S)
 
     async def _link(self, worker: Worker) -> None:
         while True:
@@ -213,12 +258,12 @@ class Fleet:
         self, worker: Worker, info: WorkerInfo, session: Session | None, silence: Silence
     ) -> None:
         async for load in worker.client.watch_load():
+            before = worker.load.draining, worker.silent
             silence.broken()
-            was_draining = worker.load.draining
             worker.load = load
             if not worker.connected:
                 self._gain(worker, info, session)
-            elif was_draining != load.draining:
+            elif before != (load.draining, worker.silent):
                 self.changed.set()
 
     def _gain(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:

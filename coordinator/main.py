@@ -6,14 +6,16 @@ import asyncio
 import gc
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from coordinator import catalog
+from coordinator.discovery import Discovery
 from coordinator.dispatch import Dispatcher
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
@@ -66,10 +68,13 @@ async def run_coordinator(settings: Settings) -> None:
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)
     fleet = Fleet(
-        {address: GrpcWorkerClient(address, fleet_key) for address in config.workers},
+        {},
         config.quarantine_after,
         RealClock(),
         config.silence_s,
+    )
+    discovery = Discovery(
+        config.workers, fleet, lambda address: GrpcWorkerClient(address, fleet_key)
     )
     observer = Observer(metrics)
     dispatcher = Dispatcher(served, fleet, gateway, observer)
@@ -84,15 +89,19 @@ async def run_coordinator(settings: Settings) -> None:
         InferenceServicer(dispatcher, gateway, observer),
         inference_pb2.DESCRIPTOR,
     )
-    await _serve(config, http, grpc, fleet, prover)
+    await _serve(config, http, grpc, (fleet.run, discovery.run, prover.run), ops)
 
 
 async def _serve(
-    config: CoordinatorConfig, http: HttpServer, grpc: GrpcServer, fleet: Fleet, prover: Prover
+    config: CoordinatorConfig,
+    http: HttpServer,
+    grpc: GrpcServer,
+    parts: Iterable[Callable[[], Coroutine[Any, Any, None]]],
+    ops: Ops,
 ) -> None:
     with capture_signals() as signals:
         async with grpc, asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(fleet.run()), tasks.create_task(prover.run())]
+            background = [tasks.create_task(part()) for part in parts]
             serving = tasks.create_task(http.serve_until_stopped())
             await http.listening.wait()
             await grpc.set_serving(True)
@@ -102,6 +111,9 @@ async def _serve(
             gc.freeze()
             await signals.asked.wait()
             log.info("draining", seconds=config.drain_s)
+            ops.stop()
+            await grpc.set_serving(False)
+            await unless(signals.forced, asyncio.sleep(config.notice_s))
             http.should_exit = True
             draining = tasks.create_task(grpc.drain(config.drain_s))
             await unless(signals.forced, asyncio.gather(serving, draining))

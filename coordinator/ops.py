@@ -15,6 +15,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
+from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode, Role
 
 
@@ -39,6 +40,8 @@ class Ops:
         self._gateway = gateway
         self._metrics = metrics
         self._seen: set[tuple[str, Mode]] = set()
+        self._all_tried = False
+        self._stopping = False
 
     def routes(self, model: str) -> dict[Mode, RouteStatus]:
         """The routes that are configured for the model: both, unless no known worker prefills
@@ -69,14 +72,22 @@ class Ops:
     def ready(self) -> tuple[bool, dict[str, Any]]:
         """Whether traffic may come, and each route's state.
 
-        At first every configured route must have carried a probe. From then on a route that
-        requests may fall back from may be away: a coordinator that can serve stays ready.
+        At first every worker must have been tried, and every configured route must have carried
+        a probe. From then on a route that requests may fall back from may be away: a coordinator
+        that can serve stays ready.
         """
         routes = {model: self.routes(model) for model in self._models}
-        ready = all(worker.tried for worker in self._fleet.workers()) and all(
-            status.ready or self._may_be_away(model, mode)
-            for model, statuses in routes.items()
-            for mode, status in statuses.items()
+        # Only at the start: workers that are found later must not make it unready.
+        tried = [worker.tried for worker in self._fleet.workers()]
+        self._all_tried = self._all_tried or (bool(tried) and all(tried))
+        ready = (
+            self._all_tried
+            and not self._stopping
+            and all(
+                status.ready or self._may_be_away(model, mode)
+                for model, statuses in routes.items()
+                for mode, status in statuses.items()
+            )
         )
         return ready, {
             model: {
@@ -85,6 +96,22 @@ class Ops:
             }
             for model, statuses in routes.items()
         }
+
+    async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
+        """Has a worker take nothing new, from anybody, and waits for what runs there.
+
+        Raises RejectedError NOT_FOUND for one that is not connected, and PdserveError when it
+        is lost meanwhile.
+        """
+        worker = self._fleet.by_id(worker_id)
+        if worker is None:
+            raise RejectedError(ErrorReason.NOT_FOUND, f"no worker {worker_id!r} is connected")
+        unfinished = await worker.client.drain(deadline_s)
+        return {"worker": worker_id, "unfinished": unfinished}
+
+    def stop(self) -> None:
+        """Not ready any more: this coordinator is to end."""
+        self._stopping = True
 
     def _may_be_away(self, model: str, mode: Mode) -> bool:
         policy = self._models[model].policy

@@ -138,7 +138,7 @@ class Prover:
         )
 
     def _may_join(self, worker: Worker) -> bool:
-        if not worker.connected or worker.silent or worker.load.draining or worker.info is None:
+        if not worker.connected or worker.silent or worker.leaving or worker.info is None:
             return False
         if worker.info.model in self._models:
             return True

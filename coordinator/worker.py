@@ -24,7 +24,7 @@ it reads are read elsewhere."""
 SILENCE_S = 5.0
 """By default, one for which they have been missing for this long is taken for lost. A machine with
 more work than cores leaves a process unheard for two or three seconds, and to end its streams for
-that does more harm than to wait; with what follows, ten seconds are the longest pause of a client."""
+that does more harm than to wait; with what follows, a client waits for ten seconds at most."""
 _TICK_S = 0.25
 
 
@@ -33,8 +33,8 @@ class Worker:
     """One address. `info` is None until the worker has been reached for the first time;
     `tried` says that it was reached or found away once.
 
-    `standing` is that of this very process; `outstanding_*` count what this
-    coordinator has given it; `cache` is there once it was reached.
+    `dismissed` says that it is not listed any more; `standing` is that of this very process;
+    `outstanding_*` count what this coordinator has given it; `cache` is there once it was reached.
     """
 
     client: WorkerClient
@@ -44,7 +44,8 @@ class Worker:
     tried: bool = False
     connected: bool = False
     silent: bool = False
-    standing: Standing = Standing()
+    dismissed: bool = False
+    standing: Standing = field(default_factory=Standing)
     detail: str = "not reached yet"
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
@@ -100,6 +101,17 @@ class Worker:
         return self.info.worker_id, self.info.epoch
 
     @property
+    def leaving(self) -> bool:
+        """Whether it gets nothing new, by its own word or because it is not listed any more."""
+        return self.load.draining or self.dismissed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds nothing for this coordinator, nor prompts for anybody."""
+        held = self.outstanding_sequences, self.outstanding_tokens, self.load.open_leases
+        return held == (0, 0, 0)
+
+    @property
     def proven(self) -> bool:
         """Whether a real generation went through it, and it has not been quarantined since."""
         return self.standing.state is PairState.PROVEN
@@ -111,7 +123,7 @@ class Worker:
                 reached=self.info is not None,
                 connected=self.connected,
                 silent=self.silent,
-                leaving=self.load.draining,
+                leaving=self.leaving,
                 standing=self.standing,
                 waiting=self.load.waiting,
             )

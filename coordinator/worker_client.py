@@ -25,7 +25,7 @@ from pdserve.v1 import decode_pb2 as decode
 from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
 from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
-from pdserve.v1.worker_pb2 import GetWorkerInfoRequest, WatchLoadRequest
+from pdserve.v1.worker_pb2 import DrainRequest, GetWorkerInfoRequest, WatchLoadRequest
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
 
 if TYPE_CHECKING:  # these exist in the stubs' types alone
@@ -48,6 +48,11 @@ class WorkerClient(Protocol):
 
     def watch_load(self) -> AsyncIterator[Load]:
         """The load now and at each change; raises DecodeError when the worker is lost."""
+        ...
+
+    async def drain(self, deadline_s: float) -> int:
+        """Has the worker take nothing new; how much was unfinished when it had ended, or the
+        deadline passed. Raises DecodeError when the worker is lost."""
         ...
 
     def prefill(self, request: EngineRequest, transport: str) -> PrefillCall:
@@ -132,6 +137,15 @@ class GrpcWorkerClient:
         except AioRpcError as error:
             raise _lost(error) from error
         raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its load reports")
+
+    async def drain(self, deadline_s: float) -> int:
+        request = DrainRequest()
+        request.deadline.FromNanoseconds(round(deadline_s * 1e9))
+        try:
+            answer = await self._worker.Drain(request, metadata=self._metadata)
+        except AioRpcError as error:
+            raise _lost(error) from error
+        return answer.unfinished
 
     def prefill(self, request: EngineRequest, transport: str) -> GrpcPrefillCall:
         message = convert.prefill_request_to_proto(request, transport)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -22,6 +29,7 @@ from pydantic_settings import (
 from pydantic_settings.exceptions import SettingsError
 
 from pdserve.errors import ConfigError
+from pdserve.sources import parse_source
 from pdserve.types import Fallback, Mode, Role
 
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
@@ -138,7 +146,9 @@ class CoordinatorConfig(_Section):
     http: Listen = Listen(port=8000)
     grpc: Listen = Listen(port=50051)
     workers: tuple[str, ...] = Field(
-        default=(), description="gRPC addresses of the workers, host:port"
+        default=(),
+        description="where workers are found: host:port, dns:NAME:PORT for every address of a "
+        "name, file:PATH for a watched YAML list of host:port",
     )
     models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(),), min_length=1)
     experiments: tuple[Experiment, ...] = ()
@@ -159,6 +169,19 @@ class CoordinatorConfig(_Section):
     drain_s: float = Field(
         default=30.0, ge=0, description="how long SIGTERM waits for running requests"
     )
+    notice_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="how long after SIGTERM it still takes requests while it says that it is not "
+        "ready: for load balancers that ask",
+    )
+
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
+        for worker in workers:
+            parse_source(worker)
+        return workers
 
     @model_validator(mode="after")
     def _check(self) -> CoordinatorConfig:

@@ -12,9 +12,11 @@ from coordinator.facade.intake import Intake
 from coordinator.facade.ports import Ops
 from pdserve.errors import ErrorReason, RejectedError
 
+MAX_DRAIN_S = 24 * 3600.0
+
 
 def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
-    """Health and version need no key, metrics any, the fleet an admin's."""
+    """Health and version need no key, metrics any, the fleet and its workers' drain an admin's."""
 
     @app.get("/health/live")
     async def live(request: Request) -> Response:
@@ -37,6 +39,30 @@ def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
 
     @app.get("/fleet")
     async def fleet(request: Request) -> Response:
+        require_admin(request)
+        return json_response(ops.fleet(), request_id_header(request))
+
+    # Not POST: that a page in a browser on this machine may send unasked, where no keys are set.
+    @app.put("/fleet/workers/{worker_id:path}/drain")
+    async def drain(request: Request, worker_id: str, deadline_s: str = "30") -> Response:
+        require_admin(request)
+        state = await ops.drain(worker_id, _seconds(deadline_s))
+        return json_response(state, request_id_header(request))
+
+    def require_admin(request: Request) -> None:
         if not intake.authenticate(request.headers.get("authorization")).admin:
             raise RejectedError(ErrorReason.PERMISSION_DENIED, "this needs an admin key")
-        return json_response(ops.fleet(), request_id_header(request))
+
+
+def _seconds(deadline_s: str) -> float:
+    try:
+        seconds = float(deadline_s)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_DRAIN_S:
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"deadline_s must be 0 to {MAX_DRAIN_S:.0f} seconds",
+            param="deadline_s",
+        )
+    return seconds

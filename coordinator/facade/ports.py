@@ -62,5 +62,9 @@ class Ops(Protocol):
     def fleet(self) -> dict[str, Any]:
         """Workers, routes and queues, as JSON."""
 
+    async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
+        """Has a worker take nothing new, and answers, as JSON, when it has ended its work or the
+        deadline passed. Raises PdserveError."""
+
     def metrics(self) -> bytes:
         """In Prometheus' text format."""

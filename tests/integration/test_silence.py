@@ -12,7 +12,7 @@ from tests.support.asking import LONG_ANSWER, LONG_TEXT, MAX_TOKENS, TEXT, body,
 from tests.support.worker_process import ProcessFleet, WorkerProcess, idle, process_fleet
 
 ANSWERED_WITHIN_S = 8.0
-"""From the moment at which a worker stood still; a client never waits for longer than ten seconds."""
+"""From the moment at which a worker stood still; no client waits for more than ten seconds."""
 SLOW = SimConfig(prefill_token_s=0.002, decode_step_s=0.005, chunk_tokens=16)
 """Takes more than a second to read LONG_TEXT."""
 

@@ -54,9 +54,11 @@ async def test_a_prefill_worker_killed_in_mid_prefill_costs_a_detour(transport: 
         answer = await asking
         assert answer.text == expected.text
         assert answer.mode == "colocated"
-        assert answer.reason == (
-            "disaggregated: asked for by the request; fell back to colocated: "
-            "the connection to the worker was lost"
+        way = "disaggregated: asked for by the request; fell back to colocated: "
+        # The call and the link break at once, and either may be heard of first.
+        assert answer.reason.removeprefix(way) in (
+            "the connection to the worker was lost",
+            "the prefill worker was lost",
         )
         assert fleet.coordinator.metric("fallbacks_total", reason="prefill_failed") == 1
 

@@ -101,9 +101,7 @@ class Core:
         self.models: dict[str, ServedModel] = build(
             config, {model.name: self.encoder for model in config.models}
         )
-        self.fleet = Fleet(
-            dict(workers), config.quarantine_after, RealClock(), config.silence_s
-        )
+        self.fleet = Fleet(dict(workers), config.quarantine_after, RealClock(), config.silence_s)
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), self.models)
         self.observer = Observer(self.metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)

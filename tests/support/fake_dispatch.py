@@ -135,12 +135,17 @@ class FakeDispatcher:
 class FakeOps:
     is_ready: bool = True
     state: dict[str, Any] = field(default_factory=lambda: {"routes": {"tiny": {"colocated": True}}})
+    drained: list[tuple[str, float]] = field(default_factory=list)
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         return self.is_ready, self.state
 
     def fleet(self) -> dict[str, Any]:
         return {"workers": []}
+
+    async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
+        self.drained.append((worker_id, deadline_s))
+        return {"worker": worker_id, "unfinished": 0}
 
     def metrics(self) -> bytes:
         return b"pdserve_requests_total 1\n"

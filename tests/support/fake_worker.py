@@ -154,6 +154,12 @@ class FakeWorker:
             self._watchers.discard(news)
         raise _lost()
 
+    async def drain(self, deadline_s: float) -> int:
+        """Waits for nothing."""
+        self._require_up()
+        self.report(replace(self._load, draining=True))
+        return len(self.sequences) + len(self.leases)
+
     def prefill(self, request: EngineRequest, transport: str) -> FakePrefillCall:
         self.served.append(("prefill", request.request_id))
         self.transports.append(transport)

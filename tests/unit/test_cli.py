@@ -53,7 +53,8 @@ def test_help_imports_nothing_heavy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[-1] == "loaded []"
-    verbs = ("up", "coordinator", "prefill", "decode", "chat", "status", "config", "keys", "model")
+    workers = ("up", "coordinator", "prefill", "decode", "drain")
+    verbs = (*workers, "chat", "status", "config", "keys", "model")
     assert all(f"\n  {verb} " in shown.stdout for verb in verbs)
 
 

@@ -41,4 +41,4 @@ def test_the_state(signs: Signs, state: WorkerState) -> None:
 
 
 def test_work_is_given_to_what_is_ready_however_loaded() -> None:
-    assert SERVING == {WorkerState.READY, WorkerState.LOADED}
+    assert {WorkerState.READY, WorkerState.LOADED} == SERVING

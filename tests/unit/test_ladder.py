@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.dispatch import MAX_ATTEMPTS
 from coordinator.fleet import RECONNECT_S
-from coordinator.worker import SUSPICION_S
 from coordinator.lifecycle import State
+from coordinator.worker import SUSPICION_S
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import (
     Fallback,
@@ -98,7 +98,7 @@ async def test_a_prefill_worker_that_dies_is_left_at_once() -> None:
         gate.open()  # its call ends as a broken connection does
         given = await asking
         assert_complete(given)
-        assert given.route.reason.endswith("fell back to colocated: the prefill worker died")
+        assert given.route.reason.endswith("fell back to colocated: the prefill worker was lost")
 
 
 @on_virtual_time

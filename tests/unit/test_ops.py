@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.ops import RouteStatus
 from pdserve.config import Arm, Experiment, GatewayConfig
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
-from pdserve.types import Fallback, Load, Mode, Role
+from pdserve.types import Fallback, Load, Mode, Role, WorkerInfo
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate
 from tests.support.virtual_time import on_virtual_time, settle
@@ -28,6 +28,18 @@ def prefill(**info: Any) -> FakeWorker:
 
 def decode(**info: Any) -> FakeWorker:
     return FakeWorker("d", Role.DECODE, **info)
+
+
+class LateWorker(FakeWorker):
+    """Says who it is when its gate is opened."""
+
+    def __init__(self, worker_id: str, *roles: Role) -> None:
+        super().__init__(worker_id, *roles)
+        self.gate = Gate()
+
+    async def info(self) -> WorkerInfo:
+        await self.gate.passed()
+        return await super().info()
 
 
 def is_ready(core: Core) -> bool:
@@ -107,10 +119,31 @@ async def test_a_worker_that_is_away_from_the_start_does_not_hold_up_the_others(
 
 
 @on_virtual_time
-async def test_no_worker_may_be_untried() -> None:
-    async with running(decode()) as core:
-        next(core.fleet.workers()).tried = False
+async def test_at_the_start_no_worker_may_be_untried() -> None:
+    late = LateWorker("late", Role.DECODE)
+    async with running(decode(), late) as core:
         assert not is_ready(core)
+        late.gate.open()
+        await settle()
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_a_worker_that_is_found_later_may_be_untried() -> None:
+    async with running(decode()) as core:
+        late = LateWorker("late", Role.DECODE)
+        core.fleet.follow(["host-0", "late"], lambda _: late)
+        await settle()
+        assert not core.fleet.by_id("late")
+        assert is_ready(core)
+
+
+@on_virtual_time
+async def test_one_that_is_to_end_is_not_ready_and_serves() -> None:
+    async with running(decode()) as core:
+        core.ops.stop()
+        assert not is_ready(core)
+        await core.ask()
 
 
 @on_virtual_time
@@ -213,7 +246,7 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
         assert view["workers"][1] == {
             "id": "d",
             "roles": ["decode"],
-            "state": "ready",
+            "state": "loaded",
             "detail": "",
             "epoch": "1",
             "model": MODEL,

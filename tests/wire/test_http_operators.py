@@ -16,6 +16,8 @@ from tests.support.http_facade import (
     http_facade,
 )
 
+DRAIN_PATH = "/fleet/workers/d%2F1/drain"
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -39,6 +41,16 @@ async def test_what_operators_ask(facade: HttpFacade) -> None:
     assert metrics.headers["content-type"].startswith("text/plain; version=")
     assert (await facade.client.get("/version")).json()["version"]
     assert (await facade.client.get("/fleet")).json() == {"workers": []}
+
+
+async def test_a_worker_is_drained_by_an_operator(facade: HttpFacade) -> None:
+    answer = await facade.client.put(DRAIN_PATH, params={"deadline_s": "1.5"})
+    assert (answer.status_code, answer.json()) == (200, {"worker": "d/1", "unfinished": 0})
+    assert facade.ops.drained == [("d/1", 1.5)]
+    for deadline_s in ("-1", "nan", "inf", "1e9", "soon"):
+        refused = await facade.client.put(DRAIN_PATH, params={"deadline_s": deadline_s})
+        assert_error(refused, 400, "invalid_argument", "deadline_s")
+    assert len(facade.ops.drained) == 1
 
 
 async def test_openapi_document_describes_the_bodies(facade: HttpFacade) -> None:
@@ -68,6 +80,7 @@ async def test_keys() -> None:
             ("GET", "/v1/models/tiny"),
             ("GET", "/metrics"),
             ("GET", "/fleet"),
+            ("PUT", DRAIN_PATH),
         ):
             for key in (None, "pd-wrong"):
                 response = await ask(method, path, key)
@@ -77,8 +90,9 @@ async def test_keys() -> None:
             assert (await ask("GET", path, None)).status_code == 200
         for path in ("/v1/models", "/metrics"):
             assert (await ask("GET", path, user)).status_code == 200
-        assert_error(await ask("GET", "/fleet", user), 403, "permission_denied", None)
-        assert (await ask("GET", "/fleet", admin)).status_code == 200
+        for method, path in (("GET", "/fleet"), ("PUT", DRAIN_PATH)):
+            assert_error(await ask(method, path, user), 403, "permission_denied", None)
+            assert (await ask(method, path, admin)).status_code == 200
 
         assert (await ask("POST", CHAT_PATH, user)).status_code == 200
         seen = facade.dispatcher.seen[0]
