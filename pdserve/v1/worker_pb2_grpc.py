@@ -64,8 +64,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The load now, then each change, at most one message every 250 ms and at
-        least one every 500 ms: a worker that is silent for 2 s is taken for lost.
+        """The load now, then every 500 ms: a worker that is silent for 2 s gets
+        nothing new, and some seconds later it is taken for lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class WorkerServiceStub:
     GetWorkerInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]
     """Who this is; constant for the life of the process."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]
-    """The load now, then each change, at most one message every 250 ms and at
-    least one every 500 ms: a worker that is silent for 2 s is taken for lost.
+    """The load now, then every 500 ms: a worker that is silent for 2 s gets
+    nothing new, and some seconds later it is taken for lost.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Takes no new work and answers when all running work has ended, or the
@@ -52,8 +52,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     GetWorkerInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]  # type: ignore[assignment]
     """Who this is; constant for the life of the process."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """The load now, then each change, at most one message every 250 ms and at
-    least one every 500 ms: a worker that is silent for 2 s is taken for lost.
+    """The load now, then every 500 ms: a worker that is silent for 2 s gets
+    nothing new, and some seconds later it is taken for lost.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new work and answers when all running work has ended, or the
@@ -77,8 +77,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WatchLoadResponse], _abc.AsyncIterator[_worker_pb2.WatchLoadResponse]]:
-        """The load now, then each change, at most one message every 250 ms and at
-        least one every 500 ms: a worker that is silent for 2 s is taken for lost.
+        """The load now, then every 500 ms: a worker that is silent for 2 s gets
+        nothing new, and some seconds later it is taken for lost.
         """
 
     @_abc_1.abstractmethod

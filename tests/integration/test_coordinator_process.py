@@ -3,74 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
-import yaml
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from pdserve.config import SimConfig
 from pdserve.types import Role
+from tests.support.coordinator_process import coordinator
 from tests.support.sim_fleet import FAST, MODEL, WITHIN_S, SimFleetWorker
 
 SLOW_WRITER = SimConfig(prefill_token_s=0.0, decode_step_s=0.01)
-
-
-@dataclass
-class Running:
-    """`events` are the JSON lines that it has printed so far."""
-
-    process: Process
-    events: list[dict[str, Any]]
-
-    async def wait_for(self, event: str) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(WITHIN_S):
-            while line := await self.process.stdout.readline():
-                self.events.append(json.loads(line))
-                if self.events[-1]["event"] == event:
-                    return self.events[-1]
-        raise AssertionError(f"ended without {event!r}: {self.events}")
-
-
-@asynccontextmanager
-async def coordinator(
-    folder: Path, workers: list[SimFleetWorker], **fields: Any
-) -> AsyncIterator[Running]:
-    config = {
-        "coordinator": {
-            "http": {"port": 0},
-            "grpc": {"port": 0},
-            "workers": [worker.address for worker in workers],
-            "models": [{"name": MODEL, "tokenizer": "bytes"}],
-            **fields,
-        }
-    }
-    path = folder / "coordinator.yaml"
-    path.write_text(yaml.safe_dump(config))
-    with (folder / "coordinator.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "cli.main", "coordinator", "--config", str(path)),
-            stdout=PIPE,
-            stderr=log,
-        )
-    try:
-        yield Running(process, [])
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @asynccontextmanager
@@ -88,8 +38,12 @@ async def workers(sim: SimConfig = FAST) -> AsyncIterator[list[SimFleetWorker]]:
             await worker.kill()
 
 
+def where(pool: list[SimFleetWorker]) -> list[str]:
+    return [worker.address for worker in pool]
+
+
 async def test_it_says_what_it_proves_and_when_it_is_ready(tmp_path: Path) -> None:
-    async with workers() as pool, coordinator(tmp_path, pool) as running:
+    async with workers() as pool, coordinator(tmp_path, where(pool)) as running:
         ready = await running.wait_for("ready")
         events = [event["event"] for event in running.events]
         assert events == ["listening", "proving", "proving", "proving", "ready"]
@@ -105,7 +59,7 @@ async def test_it_says_what_it_proves_and_when_it_is_ready(tmp_path: Path) -> No
 async def test_it_ends_running_answers_before_it_ends(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, pool) as running:
+    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, where(pool)) as running:
         address = (await running.wait_for("listening"))["http"]
         await running.wait_for("ready")
         async with httpx.AsyncClient(
@@ -136,7 +90,7 @@ async def test_it_ends_running_answers_before_it_ends(
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, pool) as running:
+    async with workers(SLOW_WRITER) as pool, coordinator(tmp_path, where(pool)) as running:
         addresses = await running.wait_for("listening")
         await running.wait_for("ready")
         async with (
@@ -162,7 +116,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 async def test_one_that_was_killed_is_replaced_by_another(tmp_path: Path) -> None:
     async with workers(SLOW_WRITER) as pool:
-        async with coordinator(tmp_path, pool) as first:
+        async with coordinator(tmp_path, where(pool)) as first:
             address = (await first.wait_for("listening"))["http"]
             await first.wait_for("ready")
             async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
@@ -174,12 +128,15 @@ async def test_one_that_was_killed_is_replaced_by_another(tmp_path: Path) -> Non
                 first.process.kill()
                 with pytest.raises(httpx.TransportError):
                     await asking
-        async with coordinator(tmp_path, pool) as second:
+        async with coordinator(tmp_path, where(pool)) as second:
             await second.wait_for("ready")
 
 
 async def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path) -> None:
-    async with workers() as pool, coordinator(tmp_path, pool, http={"host": "0.0.0.0"}) as running:
+    async with (
+        workers() as pool,
+        coordinator(tmp_path, where(pool), http={"host": "0.0.0.0"}) as running,
+    ):
         async with asyncio.timeout(WITHIN_S):
             assert await running.process.wait() != 0
         told = (tmp_path / "coordinator.log").read_text()

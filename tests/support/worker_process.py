@@ -71,7 +71,8 @@ async def worker_process(
             ready = json.loads(await process.stdout.readline())
         yield WorkerProcess(worker_id, ready["grpc"], process)
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
 
 

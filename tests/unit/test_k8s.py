@@ -90,11 +90,10 @@ def test_a_drain_is_never_cut_short(fleet: Fleet) -> None:
         assert workload.pod["terminationGracePeriodSeconds"] >= waits + 15, workload.name
 
 
-def test_the_coordinator_lists_every_worker(fleet: Fleet) -> None:
+def test_the_coordinator_looks_up_every_headless_service(fleet: Fleet) -> None:
     names = {
-        f"{w.name}-{n}.{w.manifest['spec']['serviceName']}:{w.settings.worker.grpc.port}"
+        f"dns:{w.manifest['spec']['serviceName']}:{w.settings.worker.grpc.port}"
         for w in fleet.workers
-        for n in range(w.manifest["spec"]["replicas"])
     }
     assert set(fleet.coordinator.settings.coordinator.workers) == names
 

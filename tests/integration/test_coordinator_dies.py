@@ -1,0 +1,82 @@
+"""A coordinator that dies or stands still: what it asked for is freed, and another carries on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdserve.config import SimConfig
+from pdserve.types import Role
+from tests.support.asking import LONG_TEXT
+from tests.support.coordinator_process import Running, coordinator
+from tests.support.sim_fleet import MODEL, WITHIN_S
+from tests.support.worker_process import WorkerProcess, idle, worker_process
+
+FREED_WITHIN_S = 3.5
+"""Two seconds to notice, half a second until a load report says so, and a slow machine's own."""
+
+READER = SimConfig(prefill_token_s=0.005, chunk_tokens=16)
+"""Takes a quarter of a minute to read VERY_LONG_TEXT."""
+VERY_LONG_TEXT = LONG_TEXT * 4
+WRITER = SimConfig(prefill_token_s=0.0, decode_step_s=0.01)
+
+
+async def ask(address: str, mode: str, prompt: str, max_tokens: int) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
+        return await client.post(
+            f"http://{address}/v1/completions",
+            json={"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True},
+            headers={"x-pdserve-mode": mode},
+        )
+
+
+async def ready(running: Running) -> str:
+    address: str = (await running.wait_for("listening"))["http"]
+    await running.wait_for("ready")
+    return address
+
+
+async def freed(workers: tuple[WorkerProcess, WorkerProcess], since: float) -> None:
+    for worker in workers:
+        await worker.until(idle)
+    assert time.monotonic() - since < FREED_WITHIN_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_it_asked_for_is_freed_and_another_carries_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with (
+        worker_process(tmp_path, "p", Role.PREFILL, READER) as reader,
+        worker_process(tmp_path, "d", Role.DECODE, WRITER) as writer,
+        coordinator(tmp_path, [reader.address, writer.address], name="first") as first,
+        coordinator(tmp_path, [reader.address, writer.address], name="second") as second,
+    ):
+        addresses = [await ready(running) for running in (first, second)]
+        asking = [
+            asyncio.create_task(ask(addresses[0], "colocated", "Hello", 5000)),
+            asyncio.create_task(ask(addresses[0], "disaggregated", VERY_LONG_TEXT, 4)),
+        ]
+        await reader.until(lambda load: load.running > 0)
+        await writer.until(lambda load: load.running > 0 and load.reserved_tokens > 5000)
+        first.process.send_signal(number)
+        await freed((reader, writer), time.monotonic())
+        modes = ["colocated", "disaggregated"]
+        answers = [await ask(addresses[1], mode, "Hi", 4) for mode in modes]
+        assert [answer.headers["x-pdserve-mode"] for answer in answers] == modes
+        assert {answer.status_code for answer in answers} == {200}
+        if number is signal.SIGSTOP:
+            first.process.send_signal(signal.SIGCONT)
+            # Its workers are found lost, and proven anew.
+            while (await ask(addresses[0], "disaggregated", "Hi", 4)).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        for task in asking:
+            task.cancel()
+            with suppress(httpx.TransportError, asyncio.CancelledError):
+                await task
