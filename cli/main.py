@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import chat, config, drain, keys, model, service, status, up, version
+from cli import chat, config, drain, keys, model, service, simulate, status, up, version
 from cli.failure import OneLineErrors
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("coordinator")(service.coordinator)
 app.command("prefill", help="Runs a worker that reads prompts.")(service.worker)
 app.command("decode", help="Runs a worker that writes answers.")(service.worker)
 app.command("worker")(service.worker)
+app.add_typer(simulate.app, name="simulate")
 app.command("version")(version.version)
 
 if __name__ == "__main__":

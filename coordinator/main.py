@@ -30,6 +30,7 @@ from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
 from coordinator.worker_client import GrpcWorkerClient
 from pdserve import logs, models
+from pdserve.channel import channel
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
@@ -74,7 +75,7 @@ async def run_coordinator(settings: Settings) -> None:
         config.silence_s,
     )
     discovery = Discovery(
-        config.workers, fleet, lambda address: GrpcWorkerClient(address, fleet_key)
+        config.workers, fleet, lambda address: GrpcWorkerClient(channel(address), fleet_key)
     )
     observer = Observer(metrics)
     dispatcher = Dispatcher(served, fleet, gateway, observer)

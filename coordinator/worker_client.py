@@ -16,7 +16,6 @@ from grpc.aio import AioRpcError, StreamStreamCall, UnaryStreamCall
 
 from coordinator.sequence import Sequence
 from pdserve import convert, convert_worker
-from pdserve.channel import channel
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
@@ -111,9 +110,9 @@ class Session(Protocol):
 class GrpcWorkerClient:
     """A WorkerClient over one gRPC channel, which it owns."""
 
-    def __init__(self, address: str, fleet_key: str | None) -> None:
-        """`address` is host:port. Connects when it is first used."""
-        self._channel = channel(address)
+    def __init__(self, channel: grpc.aio.Channel, fleet_key: str | None) -> None:
+        """Connects when it is first used."""
+        self._channel = channel
         self._metadata = call_metadata(fleet_key)
         # The generated stubs serve sync and async channels; their types tell the two apart.
         self._worker: WorkerServiceAsyncStub = WorkerServiceStub(self._channel)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pdserve.clock import Clock
@@ -26,8 +27,16 @@ from pdserve.engine.base import (
     StepStats,
     Transfer,
 )
-from pdserve.engine.sim_model import BLOCK_SIZE, Answer, PrefixCache, block_chain
+from pdserve.engine.sim_model import (
+    BLOCK_SIZE,
+    Answer,
+    AnswerSource,
+    PrefixCache,
+    block_chain,
+)
 from pdserve.engine.sim_sequence import SimSequence
+from pdserve.engine.sim_sockets import RealSockets, Sockets
+from pdserve.engine.sim_timing import LinearTiming, StepWork, Timing
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
     Delta,
@@ -41,22 +50,44 @@ from pdserve.types import (
     SimDescriptor,
 )
 
+_TOGETHER_S = 0.25
+"""Steps that are taken together last no longer: as often may a worker report its load."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way: (sequence, prompt tokens read), sequences that write, what it does."""
+    """A step under way: (sequence, prompt tokens read), sequences that write, what that is.
+
+    `most` like it may follow at once, itself included, before anything but time has changed.
+    """
 
     reading: list[tuple[SimSequence, int]]
     writing: list[SimSequence]
-    work: EngineWork
+    work: StepWork
+    most: int
 
 
 class SimEngine:
     """An Engine that needs nothing. `revision` stands for the model in its fingerprint."""
 
-    def __init__(self, config: SimConfig, revision: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: SimConfig,
+        revision: str,
+        clock: Clock,
+        timing: Timing | None = None,
+        sockets: Sockets | None = None,
+        answer: Callable[[EngineRequest, int], AnswerSource] | None = None,
+    ) -> None:
+        """Steps take what the configuration says, unless `timing` is given; KV is fetched over
+        the machine's own sockets, unless others are. `answer` makes an answer of at most so
+        many tokens; where it tells its length beforehand, steps in which nothing begins or
+        ends are taken together, by the event loop's own time."""
         self._config = config
         self._clock = clock
+        self._timing = timing or LinearTiming(config)
+        self._sockets = sockets or RealSockets()
+        self._answer = answer or _answer
         self._info = EngineInfo(
             kind="sim",
             fingerprint=Fingerprint(revision, "sim", BLOCK_SIZE, "sim"),
@@ -70,7 +101,7 @@ class SimEngine:
         self._cache = PrefixCache(config.kv_capacity_tokens)
         self._waiting: deque[SimSequence] = deque()
         self._running: list[SimSequence] = []
-        self._held = sim_holder.SimHolder(clock, config.side_channel, self._wake.set)
+        self._held = sim_holder.SimHolder(clock, self._sockets, config.side_channel, self._wake.set)
         self._used_tokens = 0
         self._fetching = 0
         self._prefix_queries = 0
@@ -106,9 +137,7 @@ class SimEngine:
                 param="structured_outputs",
             )
         most = self._config.context_length - len(request.token_ids)
-        answer = Answer(
-            request.token_ids, request.sampling, min(request.sampling.max_tokens or most, most)
-        )
+        answer = self._answer(request, min(request.sampling.max_tokens or most, most))
         sequence = SimSequence(request, answer, self._clock.now())
         try:
             if kv is not None:
@@ -202,14 +231,14 @@ class SimEngine:
         if kv.transport == GrpcDescriptor.transport:
             # Blocks came as they were read: what is left then are those of the last chunk.
             num_tokens = min(num_tokens, self._config.chunk_tokens)
-        seconds = self._config.transfer_token_s * num_tokens
+        seconds = self._timing.transfer_s(num_tokens)
         assert sequence.blocks is not None
         await sequence.blocks.wait()
         if self._dead is not None:
             raise DecodeError(ErrorReason.DECODE_FAILED, self._dead)
         self._fetching += 1
         try:
-            await sim_holder.fetch(kv, lambda: self._clock.sleep(seconds))
+            await sim_holder.fetch(self._sockets, kv, lambda: self._clock.sleep(seconds))
         finally:
             self._fetching -= 1
         self._transfers.append(Transfer(kv.transport, kv.num_bytes, seconds))
@@ -239,13 +268,45 @@ class SimEngine:
                 await self._wake.wait()
                 due = self._clock.now()
                 continue
-            # From when the last step was due, so that late wake-ups do not add up; but a loop
-            # that cannot keep up is not chased by more than one step.
-            seconds = step.work.seconds
-            due = max(due, self._clock.now() - seconds) + seconds
-            await self._clock.sleep(max(0.0, due - self._clock.now()))
-            self._apply(step)
-            self._publish(listener, step.work)
+            step_s = self._timing.step_s(step.work)
+            steps = 1
+            if step.most > 1:
+                steps, seconds = await self._pass(step, step_s)
+                due = self._clock.now()
+            else:
+                seconds = step_s
+                # From when the last step was due, so that late wake-ups do not add up; but a
+                # loop that cannot keep up is not chased by more than one step.
+                due = max(due, self._clock.now() - seconds) + seconds
+                await self._clock.sleep(max(0.0, due - self._clock.now()))
+            work = EngineWork(
+                steps,
+                seconds,
+                step.work.read_tokens,
+                step.work.read_pairs,
+                step.work.writing * steps,
+                self.load.kv_usage * steps if step.work.writing else 0.0,
+            )
+            self._apply(step, steps)
+            self._publish(listener, work)
+
+    async def _pass(self, step: _Step, step_s: float) -> tuple[int, float]:
+        """Lets equal steps pass until something wakes the engine; how many have passed, and the
+        seconds that they took.
+
+        The one under way is always taken to its end.
+        """
+        began = self._clock.now()
+        after = step.work.after(step.most)
+        # What changes from step to step is the context, by as much each time.
+        mean_s = (step_s + self._timing.step_s(after)) / 2
+        most = max(1, min(step.most, int(_TOGETHER_S / mean_s)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most * mean_s):
+                await self._wake.wait()
+        steps = min(most, int((self._clock.now() - began) / mean_s) + 1)
+        await self._clock.sleep(max(0.0, began + steps * mean_s - self._clock.now()))
+        return steps, steps * mean_s
 
     def _publish(self, listener: StepListener, work: EngineWork) -> None:
         stats = StepStats(
@@ -260,6 +321,7 @@ class SimEngine:
         budget = self._config.chunk_tokens
         reading: list[tuple[SimSequence, int]] = []
         writing: list[SimSequence] = []
+        read_pairs = writers = write_context = 0
         for sequence in self._running:
             if sequence.blocks is not None:
                 continue
@@ -272,24 +334,22 @@ class SimEngine:
                     continue
                 budget -= chunk
                 reading.append((sequence, chunk))
+                read_pairs += chunk * sequence.computed + chunk**2 // 2
                 if chunk < left:
                     continue
             writing.append(sequence)
+            if sequence.writes:
+                writers += 1
+                write_context += sequence.num_tokens
         if not reading and not writing:
             return None
-        config = self._config
-        seconds = config.prefill_token_s * (config.chunk_tokens - budget)
-        if writers := sum(sequence.writes for sequence in writing):
-            seconds += config.decode_step_s + config.decode_sequence_s * writers
-        work = EngineWork(
-            steps=1,
-            seconds=seconds,
-            prefill_tokens=config.chunk_tokens - budget,
-            prefill_pairs=sum(it.computed * chunk + chunk**2 // 2 for it, chunk in reading),
-            sequences=writers,
-            kv_usage=self.load.kv_usage if writers else 0.0,
-        )
-        return _Step(reading, writing, work)
+        work = StepWork(self._config.chunk_tokens - budget, read_pairs, writers, write_context)
+        most = 1
+        if not reading:
+            free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
+            sure = min(sequence.sure_tokens for sequence in writing)
+            most = max(1, min(sure, free // len(writing)))
+        return _Step(reading, writing, work, most)
 
     def _admit(self) -> None:
         free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
@@ -318,8 +378,8 @@ class SimEngine:
             self._prefix_queries += len(tokens)
             self._prefix_hits += sequence.computed
 
-    def _apply(self, step: _Step) -> None:
-        """Delivers what the step brought, to all sequences in this one call."""
+    def _apply(self, step: _Step, steps: int) -> None:
+        """Delivers what so many steps brought, to all sequences in this one call."""
         for sequence, chunk in step.reading:
             sequence.computed += chunk
             if not sequence.dropped and sequence.computed >= len(sequence.request.token_ids):
@@ -327,15 +387,15 @@ class SimEngine:
         for sequence in step.writing:
             if sequence.dropped:
                 continue
-            if sequence.advance():
+            if sequence.advance(steps):
                 self._running.remove(sequence)
                 # The blocks of a prompt read for others stay: `prefill` has them held.
                 if sequence.writes:
                     self._used_tokens -= sequence.held
                     sequence.held = 0
             else:
-                sequence.held += 1
-                self._used_tokens += 1
+                sequence.held += steps
+                self._used_tokens += steps
         while self._used_tokens + self._held.num_tokens > self._config.kv_capacity_tokens:
             victims = [sequence for sequence in self._running if sequence.blocks is None]
             if len(self._running) < 2 or not victims:
@@ -347,3 +407,7 @@ class SimEngine:
         self._used_tokens -= sequence.held
         sequence.held = sequence.computed = 0
         self._waiting.appendleft(sequence)
+
+
+def _answer(request: EngineRequest, max_tokens: int) -> AnswerSource:
+    return Answer(request.token_ids, request.sampling, max_tokens)

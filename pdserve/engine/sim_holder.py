@@ -1,4 +1,4 @@
-"""Prompts that a simulated engine holds for others, and the socket where those come for them.
+"""Prompts that a simulated engine holds for others, and the port where those come for them.
 
 No bytes travel, but all else does: a reader asks for a transfer by its id and the epoch of the
 process that gave it out, is told when the blocks are read, takes its time, and asks at its end
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pdserve.clock import Clock
 from pdserve.config import Listen
+from pdserve.engine.sim_sockets import Listener, Sockets, Writer
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import SimDescriptor
 
@@ -44,30 +45,32 @@ class _Transfer:
 
 
 class SimHolder:
-    """Owns its socket from `start` to `close`; `on_release` is called when blocks get free."""
+    """Owns its port from `start` to `close`; `on_release` is called when blocks get free."""
 
-    def __init__(self, clock: Clock, listen: Listen, on_release: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: Clock, sockets: Sockets, listen: Listen, on_release: Callable[[], None]
+    ) -> None:
         self._clock = clock
+        self._sockets = sockets
         self._listen = listen
         self._on_release = on_release
         self._epoch = secrets.token_hex(8)
         self._transfers: dict[str, _Transfer] = {}
         self._ended: dict[str, None] = {}
-        self._serving: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        # In order, as a set is not: a simulation's run must repeat.
+        self._serving: dict[asyncio.Task[None], None] = {}
+        self._listener: Listener | None = None
         self.num_tokens = 0
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(
-            self._accept, self._listen.host, self._listen.port
-        )
+        self._listener = await self._sockets.listen(self._accept, self._listen)
 
     def admit(self, num_bytes: int, transport: str) -> SimDescriptor:
         """A transfer that can be asked for, and is waited for until `hold` or `release`."""
-        assert self._server is not None
+        assert self._listener is not None
         transfer_id = secrets.token_hex(8)
         self._transfers[transfer_id] = _Transfer()
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._listener.host, self._listener.port
         return SimDescriptor(num_bytes, transport, transfer_id, self._epoch, host, port)
 
     def hold(self, descriptor: SimDescriptor, num_tokens: int, lease_s: float) -> None:
@@ -95,8 +98,8 @@ class SimHolder:
 
     async def close(self) -> None:
         """Ends every transfer and breaks every connection; idempotent."""
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         for transfer_id in tuple(self._transfers):
             self._end(transfer_id)
         for task in self._serving:
@@ -122,12 +125,12 @@ class SimHolder:
         self._on_release()
         return True
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[task] = None
+        task.add_done_callback(self._serving.pop)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         try:
             with suppress(ConnectionError):
                 asked = (await reader.readline()).decode(errors="replace")
@@ -140,7 +143,7 @@ class SimHolder:
         finally:
             writer.close()
 
-    async def _found(self, epoch: str, transfer_id: str, writer: asyncio.StreamWriter) -> bytes:
+    async def _found(self, epoch: str, transfer_id: str, writer: Writer) -> bytes:
         if epoch != self._epoch:
             return _refusal(ErrorReason.KV_STALE_EPOCH)
         transfer = self._transfers.get(transfer_id)
@@ -156,14 +159,16 @@ class SimHolder:
         return _READ if transfer.num_tokens else _refusal(ErrorReason.KV_TRANSFER_FAILED)
 
 
-async def fetch(descriptor: SimDescriptor, transfer: Callable[[], Awaitable[None]]) -> None:
+async def fetch(
+    sockets: Sockets, descriptor: SimDescriptor, transfer: Callable[[], Awaitable[None]]
+) -> None:
     """Takes what the descriptor names from its holder, `transfer` being the way there.
 
     Raises DecodeError with the holder's reason, or KV_TRANSFER_FAILED where none answers.
     """
     try:
         async with asyncio.timeout(_SILENCE_S):
-            reader, writer = await asyncio.open_connection(descriptor.host, descriptor.port)
+            reader, writer = await sockets.connect(descriptor.host, descriptor.port)
     except OSError:
         raise _lost() from None
     try:

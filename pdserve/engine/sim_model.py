@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from math import log
 from struct import pack
+from typing import Protocol
 
-from blake3 import blake3
+from xxhash import xxh3_64_intdigest
 
 from pdserve.types import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 
@@ -37,6 +38,18 @@ _EOS_ONE_IN = 256
 
 def _absorb(state: int, token: int) -> int:
     return (state * _MULTIPLIER + token + 0x9E3779B97F4A7C15) & _MASK
+
+
+class AnswerSource(Protocol):
+    """What makes one answer. `sure_tokens` are those that will come before it can end, the last
+    one included: at least 1."""
+
+    @property
+    def sure_tokens(self) -> int: ...
+
+    def next(self) -> tuple[int, str, FinishReason | None]:
+        """The next token, the text that may be handed out now, and the end if it is one."""
+        ...
 
 
 class Answer:
@@ -85,8 +98,11 @@ class Answer:
         self._sent_chars = 0
         self.num_tokens = 0
 
+    @property
+    def sure_tokens(self) -> int:
+        return 1
+
     def next(self) -> tuple[int, str, FinishReason | None]:
-        """The next token, the text that may be handed out now, and the end if it is one."""
         # The high bits of the state are the well-mixed ones.
         mixed = (self._state ^ self._seed) * _MULTIPLIER & _MASK
         token = 1 + (mixed >> 40) % _NUM_WORDS
@@ -148,14 +164,27 @@ def logprobs_at(token: int, top: int) -> PositionLogprobs:
     )
 
 
+class Filler:
+    """An answer that only takes its time: `num_tokens` tokens, each a full stop."""
+
+    __slots__ = ("sure_tokens",)
+
+    def __init__(self, num_tokens: int) -> None:
+        self.sure_tokens = num_tokens
+
+    def next(self) -> tuple[int, str, FinishReason | None]:
+        self.sure_tokens -= 1
+        return 1, ".", None if self.sure_tokens else FinishReason.LENGTH
+
+
 class PrefixCache:
     """Which blocks of 32 prompt tokens were read before; the least recently used go first."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity = capacity_tokens // BLOCK_SIZE
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+        self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def lookup(self, chain: list[bytes], num_tokens: int) -> int:
+    def lookup(self, chain: list[int], num_tokens: int) -> int:
         """Leading tokens found; never all `num_tokens`, for the last must be computed."""
         hits = 0
         for block in chain[: (num_tokens - 1) // BLOCK_SIZE]:
@@ -165,7 +194,7 @@ class PrefixCache:
             hits += 1
         return hits * BLOCK_SIZE
 
-    def insert(self, chain: list[bytes]) -> None:
+    def insert(self, chain: list[int]) -> None:
         for block in chain:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -173,12 +202,13 @@ class PrefixCache:
             self._blocks.popitem(last=False)
 
 
-def block_chain(token_ids: tuple[int, ...], cache_salt: str) -> list[bytes]:
-    """A digest for each full block; each covers the salt and everything before it."""
-    chain: list[bytes] = []
-    previous = cache_salt.encode()
-    for end in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE):
-        block = pack(f"<{BLOCK_SIZE}I", *token_ids[end - BLOCK_SIZE : end])
-        previous = blake3(previous + block).digest(16)
-        chain.append(previous)
+def block_chain(token_ids: tuple[int, ...], cache_salt: str) -> list[int]:
+    """A hash for each full block; each covers the salt and everything before it."""
+    chain: list[int] = []
+    parent = xxh3_64_intdigest(cache_salt.encode())
+    packed = pack(f"<{len(token_ids)}I", *token_ids)
+    size = BLOCK_SIZE * 4
+    for start in range(0, len(packed) - size + 1, size):
+        parent = xxh3_64_intdigest(packed[start : start + size], seed=parent)
+        chain.append(parent)
     return chain

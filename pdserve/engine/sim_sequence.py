@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pdserve.engine.sim_model import Answer, logprobs_at
+from pdserve.engine.sim_model import AnswerSource, logprobs_at
 from pdserve.errors import DecodeError
 from pdserve.types import Delta, EngineRequest, Usage
 
@@ -35,7 +35,7 @@ class SimSequence:
         "started",
     )
 
-    def __init__(self, request: EngineRequest, answer: Answer | None, arrived: float) -> None:
+    def __init__(self, request: EngineRequest, answer: AnswerSource | None, arrived: float) -> None:
         self.request = request
         self.arrived = arrived
         self.started = -1.0
@@ -44,7 +44,7 @@ class SimSequence:
         self.held = 0
         self.answered = 0
         self.dropped = False
-        self.chain: list[bytes] = []
+        self.chain: list[int] = []
         self.blocks: asyncio.Event | None = None
         self._answer = answer
         self._pending: Delta | None = None
@@ -60,25 +60,37 @@ class SimSequence:
         """Of prompt and answer so far."""
         return len(self.request.token_ids) + self.answered
 
-    def advance(self) -> bool:
-        """Makes the next token, or ends the prefill; True when the sequence is done."""
+    @property
+    def sure_tokens(self) -> int:
+        """How many come before the sequence can end, the last one included; 1 before the first
+        token, which its reader waits for."""
+        if self._answer is None or not self.answered:
+            return 1
+        return self._answer.sure_tokens
+
+    def advance(self, steps: int = 1) -> bool:
+        """Makes the next tokens, or ends the prefill; True when the sequence is done.
+
+        At most `sure_tokens` at once.
+        """
         if self._answer is None:
             self._pending = Delta("")
             self._notify()
             return True
-        token, text, finish = self._answer.next()
-        self.answered += 1
-        self.computed += 1
+        made = [self._answer.next() for _ in range(steps)]
+        self.answered += steps
+        self.computed += steps
         delta = self._pending
         if delta is None:
-            self._pending = delta = Delta(text, [token])
-        else:
+            self._pending = delta = Delta("", [])
+        finish = made[-1][2]
+        for token, text, _ in made:
             delta.text += text
             delta.token_ids.append(token)
         if (top := self.request.sampling.logprobs) is not None:
             if delta.logprobs is None:
                 delta.logprobs = []
-            delta.logprobs.append(logprobs_at(token, top))
+            delta.logprobs += [logprobs_at(token, top) for token, _, _ in made]
         if finish is not None:
             delta.finish_reason = finish
             delta.usage = Usage(len(self.request.token_ids), self.answered, self.cached_tokens)

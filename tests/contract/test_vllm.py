@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from coordinator.worker_client import GrpcWorkerClient, PrefillCall
 from pdserve import models
+from pdserve.channel import channel
 from pdserve.engine.base import (
     Admitted,
     Engine,
@@ -53,7 +54,7 @@ class RemotePrefill:
     """The engine behind a prefill worker: every call goes through the worker's own service."""
 
     def __init__(self, address: str) -> None:
-        self._client = GrpcWorkerClient(address, None)
+        self._client = GrpcWorkerClient(channel(address), None)
         self._info: WorkerInfo | None = None
         self._load = Load()
         self._news = asyncio.Event()

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.worker_client import GrpcSession, GrpcWorkerClient, PrefillCall
+from pdserve.channel import channel
 from pdserve.config import SimConfig
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Delta, EngineRequest, FinishReason, Role, SamplingParams
@@ -36,7 +37,7 @@ def request(num_tokens: int = 80, max_tokens: int = 5) -> EngineRequest:
 async def started(sim: SimConfig = FAST) -> AsyncIterator[tuple[SimFleetWorker, GrpcWorkerClient]]:
     """A worker of both roles, and a client of it; in the end nothing may be held."""
     worker = await SimFleetWorker("w", Role.PREFILL, Role.DECODE, sim=sim).start()
-    client = GrpcWorkerClient(worker.address, None)
+    client = GrpcWorkerClient(channel(worker.address), None)
     try:
         yield worker, client
         async with asyncio.timeout(WITHIN_S):
@@ -326,6 +327,6 @@ async def test_what_a_prefill_worker_says_is_not_trusted(
     service = StrangePrefillService(*responses)
     descriptor = prefill_pb2.DESCRIPTOR
     async with serve((add_PrefillServiceServicer_to_server, service, descriptor)) as server:
-        client = GrpcWorkerClient(server.address, None)
+        client = GrpcWorkerClient(channel(server.address), None)
         assert await refusal_of(client.prefill(request(), "nixl")) is reason
         await client.close()

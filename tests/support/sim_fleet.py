@@ -31,6 +31,7 @@ from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
+from pdserve.channel import channel
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Experiment, Listen, ModelConfig, SimConfig
 from pdserve.engine.base import StepStats
@@ -161,7 +162,7 @@ class SimCoordinator:
         self.registry = CollectorRegistry()
         metrics = CoordinatorMetrics(self.registry)
         self.fleet = Fleet(
-            {address: GrpcWorkerClient(address, None) for address in config.workers},
+            {address: GrpcWorkerClient(channel(address), None) for address in config.workers},
             config.quarantine_after,
             RealClock(),
             config.silence_s,

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from coordinator.worker_client import GrpcWorkerClient
+from pdserve.channel import channel
 from pdserve.config import SimConfig
 from pdserve.types import Load, Role
 from tests.support.sim_fleet import MODEL, WITHIN_S, SimCoordinator, coordinator
@@ -37,7 +38,7 @@ class WorkerProcess:
 
     async def until(self, condition: Callable[[Load], bool]) -> None:
         """Returns when it reports such a load."""
-        client = GrpcWorkerClient(self.address, None)
+        client = GrpcWorkerClient(channel(self.address), None)
         try:
             async with asyncio.timeout(WITHIN_S), aclosing(client.watch_load()) as loads:
                 async for told in loads:

@@ -1,0 +1,134 @@
+"""`pdserve simulate`"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from measure.simulation.trace_run import Summary
+    from measure.simulation.traces import Arrival
+
+app = typer.Typer(
+    help="A fleet in virtual time: the real coordinator on simulated GPUs.", no_args_is_help=True
+)
+
+
+class ModeName(StrEnum):
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+    AUTO = "auto"
+
+
+class ModelName(StrEnum):
+    LLAMA_8B = "llama-3.1-8b"
+    LLAMA_70B = "llama-3.1-70b"
+
+
+class GpuName(StrEnum):
+    A100 = "a100"
+    H100 = "h100"
+    H200 = "h200"
+    L40S = "l40s"
+
+
+class PrecisionName(StrEnum):
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps each verb a word of its own: typer merges a lone command with its group."""
+
+
+@app.command()
+def trace(  # noqa: PLR0913  (one option each)
+    traffic: Annotated[
+        str,
+        typer.Argument(metavar="FILE|MIX", help="A Mooncake or Azure trace; or bimodal, short."),
+    ],
+    *,
+    mode: Annotated[ModeName, typer.Option(help="Where prompts are read.")] = ModeName.AUTO,
+    workers: Annotated[int, typer.Option(min=1, help="In all.")] = 8,
+    prefill: Annotated[
+        int | None, typer.Option(min=0, help="Of these, read prompts for others; default: 3/8.")
+    ] = None,
+    model: Annotated[ModelName, typer.Option(help="What is served.")] = ModelName.LLAMA_8B,
+    gpu: Annotated[GpuName, typer.Option(help="What it runs on.")] = GpuName.H100,
+    precision: Annotated[PrecisionName, typer.Option(help="Of weights.")] = PrecisionName.BF16,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=8, help="GPUs a worker.")] = 1,
+    speedup: Annotated[float, typer.Option(min=0.001, help="How much faster it arrives.")] = 1.0,
+    rate: Annotated[float, typer.Option(min=0.001, help="Of a mix: requests a second.")] = 20.0,
+    duration: Annotated[float, typer.Option(min=1, help="Of a mix, in seconds.")] = 300.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many requests.")] = None,
+    seed: Annotated[int, typer.Option(help="Of a mix.")] = 1,
+    ttft: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 2.0,
+    tpot: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+) -> None:
+    """Traffic through a fleet: latencies, goodput, cache hits and GPU-hours."""
+    import json
+
+    from cli.failure import CliError
+    from measure.simulation import roofline
+    from measure.simulation.trace_run import Setup, Targets, simulate, summary
+    from measure.simulation.traces import faster
+    from pdserve.types import Mode
+
+    arrivals = _arrivals(traffic, duration, rate, seed)[:limit]
+    given = workers * 3 // 8 if prefill is None else prefill
+    if mode is ModeName.DISAGGREGATED and not 0 < given < workers:
+        raise CliError("disaggregated: some workers must read, and some write; see --prefill")
+    setup = Setup(
+        Mode(mode.value),
+        workers,
+        min(given, workers),
+        roofline.MODELS[model.value],
+        roofline.GPUS[gpu.value],
+        roofline.Precision(precision.value),
+        tp,
+    )
+    try:
+        seen = simulate(faster(arrivals, speedup), setup)
+    except ValueError as error:
+        raise CliError(str(error)) from None
+    told = summary(seen, Targets(ttft, tpot))
+    print(json.dumps(asdict(told), indent=2) if as_json else _words(told))
+
+
+def _arrivals(traffic: str, duration_s: float, rate: float, seed: int) -> list[Arrival]:
+    from pathlib import Path
+
+    from cli.failure import CliError
+    from measure.simulation.traces import MIXES, TraceError, load
+
+    if traffic in MIXES:
+        return MIXES[traffic](duration_s, rate, seed)
+    try:
+        return load(Path(traffic))
+    except TraceError as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        raise CliError(f"{traffic}: {error.strerror}") from None
+
+
+def _words(told: Summary) -> str:
+    modes = ", ".join(f"{number} {mode}" for mode, number in sorted(told.modes.items()))
+    lines = [
+        f"requests   {told.requests}, {told.failed} failed; {modes}",
+        *(f"           {number} {reason}" for reason, number in sorted(told.failures.items())),
+        f"TTFT       {_row(told.ttft_ms.p50, told.ttft_ms.p90, told.ttft_ms.p99)}",
+        f"ITL        {_row(told.itl_ms.p50, told.itl_ms.p90, told.itl_ms.p99)}",
+        f"goodput    {told.goodput:.2f} requests/s; {told.good:.1%} met both targets",
+        f"cache hits {told.hit_rate:.1%} of prompt tokens",
+        f"cost       {told.gpu_hours:.2f} GPU-hours in {told.duration_s:.0f} s",
+    ]
+    return "\n".join(lines)
+
+
+def _row(p50: float, p90: float, p99: float) -> str:
+    return f"p50 {p50:.1f}, p90 {p90:.1f}, p99 {p99:.1f} ms"

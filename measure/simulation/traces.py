@@ -1,0 +1,140 @@
+"""Traffic to be simulated: public traces and mixes made from a seed. Pure but for reading files.
+
+Tokens are invented. A Mooncake trace says which 512-token blocks are equal, and equal ones get
+equal tokens; an Azure trace tells lengths alone, so no two of its prompts share a prefix.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+_BLOCK = 512
+_OWN = 1 << 31
+"""Token ids from here on are of no block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: seconds since the trace began, prompt and answer in tokens.
+
+    `blocks` are ids of the prompt's 512-token blocks, equal where their tokens are, and so are
+    all before them; without them the prompt is like no other.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+class TraceError(Exception):
+    """A file that is no trace; the message says why, in one line."""
+
+
+def load(path: Path) -> list[Arrival]:
+    """A Mooncake trace (`.jsonl`) or an Azure one (`.csv`), in order of arrival.
+
+    Raises TraceError, or OSError.
+    """
+    read = _mooncake if path.suffix == ".jsonl" else _azure
+    try:
+        arrivals = sorted(read(path), key=lambda arrival: arrival.at_s)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path} is not a trace: {error!r}") from None
+    if not arrivals:
+        raise TraceError(f"{path} holds no request")
+    return arrivals
+
+
+def _mooncake(path: Path) -> Iterator[Arrival]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            entry = json.loads(line)
+            yield Arrival(
+                entry["timestamp"] / 1000,
+                int(entry["input_length"]),
+                max(1, int(entry["output_length"])),
+                tuple(entry["hash_ids"]),
+            )
+
+
+def _azure(path: Path) -> Iterator[Arrival]:
+    first: datetime | None = None
+    with path.open(encoding="utf-8", newline="") as rows:
+        for row in csv.DictReader(rows):
+            # Seven digits of a second, of which Python takes six.
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            first = first or at
+            yield Arrival(
+                (at - first).total_seconds(),
+                max(1, int(row["ContextTokens"])),
+                max(1, int(row["GeneratedTokens"])),
+            )
+
+
+def bimodal(duration_s: float, rate: float, seed: int) -> list[Arrival]:
+    """Chats of 100 to 500 tokens and 100 to 300 back, and one long prompt in ten: 8,000 to
+    16,000 tokens, 10 to 50 back. `rate` is in requests a second, Poisson."""
+
+    def lengths(random: Random) -> tuple[int, int]:
+        if random.random() < 0.1:
+            return random.randint(8_000, 16_000), random.randint(10, 50)
+        return random.randint(100, 500), random.randint(100, 300)
+
+    return _poisson(duration_s, rate, seed, lengths)
+
+
+def short(duration_s: float, rate: float, seed: int) -> list[Arrival]:
+    """Chats alone, as in `bimodal`."""
+    return _poisson(
+        duration_s, rate, seed, lambda random: (random.randint(100, 500), random.randint(100, 300))
+    )
+
+
+Mix = Callable[[float, float, int], list[Arrival]]
+MIXES: dict[str, Mix] = {"bimodal": bimodal, "short": short}
+"""By name: (duration in seconds, requests a second, seed) to arrivals."""
+
+
+def _poisson(
+    duration_s: float, rate: float, seed: int, lengths: Callable[[Random], tuple[int, int]]
+) -> list[Arrival]:
+    random = Random(seed)
+    arrivals = []
+    at_s = random.expovariate(rate)
+    while at_s < duration_s:
+        arrivals.append(Arrival(at_s, *lengths(random)))
+        at_s += random.expovariate(rate)
+    return arrivals
+
+
+def faster(arrivals: list[Arrival], speedup: float) -> list[Arrival]:
+    """The same requests, `speedup` times as close together."""
+    return [
+        Arrival(one.at_s / speedup, one.prompt_tokens, one.answer_tokens, one.blocks)
+        for one in arrivals
+    ]
+
+
+def token_ids(arrival: Arrival, number: int) -> tuple[int, ...]:
+    """The prompt's tokens; `number` is that of the request in its trace.
+
+    The tokens of a block are its id and where in it they stand; whatever no block covers is
+    the request's own.
+    """
+    ids = array("I")
+    for place, block in enumerate(arrival.blocks):
+        start = block * _BLOCK
+        ids.extend(range(start, start + min(_BLOCK, arrival.prompt_tokens - place * _BLOCK)))
+    if left := arrival.prompt_tokens - len(ids):
+        # The first one is like no other, so no block that starts with it is.
+        ids.append(_OWN + number)
+        ids.extend(range(1, left))
+    return tuple(ids)

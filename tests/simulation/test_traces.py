@@ -1,0 +1,69 @@
+"""Public traces are read as they are published, and equal blocks become equal tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from measure.simulation.traces import Arrival, TraceError, bimodal, faster, load, short, token_ids
+
+MOONCAKE = """\
+{"timestamp": 27000, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
+{"timestamp": 1500, "input_length": 513, "output_length": 0, "hash_ids": [46, 2353]}
+"""
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+"""
+
+
+def test_a_mooncake_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(MOONCAKE)
+    assert load(tmp_path / "trace.jsonl") == [
+        Arrival(1.5, 513, 1, (46, 2353)),
+        Arrival(27.0, 6955, 52, (46, 47)),
+    ]
+
+
+def test_an_azure_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(AZURE)
+    assert load(tmp_path / "trace.csv") == [
+        Arrival(0.0, 4808, 10),
+        Arrival(pytest.approx(0.052), 3180, 8),
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "TIMESTAMP\n", "TIMESTAMP,ContextTokens\nnow,1\n"])
+def test_what_is_no_trace_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "trace.csv").write_text(content)
+    with pytest.raises(TraceError):
+        load(tmp_path / "trace.csv")
+
+
+def test_prompts_share_their_tokens_as_far_as_they_share_blocks() -> None:
+    first = token_ids(Arrival(0, 1100, 1, (1, 2, 3)), 0)
+    second = token_ids(Arrival(0, 1100, 1, (1, 2, 4)), 1)
+    assert (len(first), len(second)) == (1100, 1100)
+    assert first[:1024] == second[:1024]
+    assert not set(first[1024:]) & set(second)
+
+
+def test_prompts_without_blocks_differ_from_their_first_token_on() -> None:
+    one, other = (token_ids(Arrival(0, 40, 1), number) for number in (1, 2))
+    assert len(one) == len(other) == 40
+    assert one[0] != other[0]
+
+
+def test_a_mix_is_repeated_by_its_seed_and_comes_at_its_rate() -> None:
+    arrivals = bimodal(1000, 5.0, 7)
+    assert arrivals == bimodal(1000, 5.0, 7) != bimodal(1000, 5.0, 8)
+    assert 4700 < len(arrivals) < 5300
+    long = [arrival for arrival in arrivals if arrival.prompt_tokens > 500]
+    assert 0.08 < len(long) / len(arrivals) < 0.12
+    assert all(arrival.prompt_tokens <= 500 for arrival in short(100, 5.0, 7))
+
+
+def test_a_faster_trace_has_the_same_requests() -> None:
+    assert faster([Arrival(6.0, 10, 2, (1,))], 3) == [Arrival(2.0, 10, 2, (1,))]
