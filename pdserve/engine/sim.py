@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import dataclass
 
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
@@ -36,6 +34,7 @@ from pdserve.engine.sim_model import (
 )
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.engine.sim_sockets import RealSockets, Sockets
+from pdserve.engine.sim_step import Step
 from pdserve.engine.sim_timing import LinearTiming, StepWork, Timing
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import (
@@ -49,22 +48,6 @@ from pdserve.types import (
     NixlDescriptor,
     SimDescriptor,
 )
-
-_TOGETHER_S = 0.25
-"""Steps that are taken together last no longer: as often may a worker report its load."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step under way: (sequence, prompt tokens read), sequences that write, what that is.
-
-    `most` like it may follow at once, itself included, before anything but time has changed.
-    """
-
-    reading: list[tuple[SimSequence, int]]
-    writing: list[SimSequence]
-    work: StepWork
-    most: int
 
 
 class SimEngine:
@@ -268,45 +251,18 @@ class SimEngine:
                 await self._wake.wait()
                 due = self._clock.now()
                 continue
-            step_s = self._timing.step_s(step.work)
-            steps = 1
             if step.most > 1:
-                steps, seconds = await self._pass(step, step_s)
+                steps, seconds = await step.pass_together(self._timing, self._clock, self._wake)
                 due = self._clock.now()
             else:
-                seconds = step_s
+                steps, seconds = 1, self._timing.step_s(step.work)
                 # From when the last step was due, so that late wake-ups do not add up; but a
                 # loop that cannot keep up is not chased by more than one step.
                 due = max(due, self._clock.now() - seconds) + seconds
                 await self._clock.sleep(max(0.0, due - self._clock.now()))
-            work = EngineWork(
-                steps,
-                seconds,
-                step.work.read_tokens,
-                step.work.read_pairs,
-                step.work.writing * steps,
-                self.load.kv_usage * steps if step.work.writing else 0.0,
-            )
+            work = step.done(steps, seconds, self.load.kv_usage)
             self._apply(step, steps)
             self._publish(listener, work)
-
-    async def _pass(self, step: _Step, step_s: float) -> tuple[int, float]:
-        """Lets equal steps pass until something wakes the engine; how many have passed, and the
-        seconds that they took.
-
-        The one under way is always taken to its end.
-        """
-        began = self._clock.now()
-        after = step.work.after(step.most)
-        # What changes from step to step is the context, by as much each time.
-        mean_s = (step_s + self._timing.step_s(after)) / 2
-        most = max(1, min(step.most, int(_TOGETHER_S / mean_s)))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(most * mean_s):
-                await self._wake.wait()
-        steps = min(most, int((self._clock.now() - began) / mean_s) + 1)
-        await self._clock.sleep(max(0.0, began + steps * mean_s - self._clock.now()))
-        return steps, steps * mean_s
 
     def _publish(self, listener: StepListener, work: EngineWork) -> None:
         stats = StepStats(
@@ -316,7 +272,7 @@ class SimEngine:
         self._transfers.clear()
         listener(stats)
 
-    def _schedule(self) -> _Step | None:
+    def _schedule(self) -> Step | None:
         self._admit()
         budget = self._config.chunk_tokens
         reading: list[tuple[SimSequence, int]] = []
@@ -349,7 +305,7 @@ class SimEngine:
             free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
             sure = min(sequence.sure_tokens for sequence in writing)
             most = max(1, min(sure, free // len(writing)))
-        return _Step(reading, writing, work, most)
+        return Step(reading, writing, work, most)
 
     def _admit(self) -> None:
         free = self._config.kv_capacity_tokens - self._used_tokens - self._held.num_tokens
@@ -378,7 +334,7 @@ class SimEngine:
             self._prefix_queries += len(tokens)
             self._prefix_hits += sequence.computed
 
-    def _apply(self, step: _Step, steps: int) -> None:
+    def _apply(self, step: Step, steps: int) -> None:
         """Delivers what so many steps brought, to all sequences in this one call."""
         for sequence, chunk in step.reading:
             sequence.computed += chunk
