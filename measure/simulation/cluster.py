@@ -109,7 +109,7 @@ async def _trust(fleet: Fleet) -> None:
         fleet.changed.clear()
         connected = [worker for worker in fleet.workers() if worker.connected]
         for worker in connected:
-            worker.proven = True
+            worker.standing = worker.standing.probe_passed("")
         for prefill, decode in product(connected, connected):
             if not (
                 prefill is decode

@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+from pdserve import prefix
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
 from pdserve.engine import sim_holder
@@ -30,7 +31,6 @@ from pdserve.engine.sim_model import (
     Answer,
     AnswerSource,
     PrefixCache,
-    block_chain,
 )
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.engine.sim_sockets import RealSockets, Sockets
@@ -322,7 +322,7 @@ class SimEngine:
 
     def _begin(self, sequence: SimSequence) -> None:
         tokens = sequence.request.token_ids
-        sequence.chain = block_chain(tokens, sequence.request.cache_salt)
+        sequence.chain = prefix.chain(tokens, sequence.request.cache_salt, BLOCK_SIZE)
         if sequence.blocks is not None:
             sequence.blocks.set()
             return

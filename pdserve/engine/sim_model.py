@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import log
-from struct import pack
 from typing import Protocol
-
-from xxhash import xxh3_64_intdigest
 
 from pdserve.types import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 
@@ -200,15 +197,3 @@ class PrefixCache:
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._capacity:
             self._blocks.popitem(last=False)
-
-
-def block_chain(token_ids: tuple[int, ...], cache_salt: str) -> list[int]:
-    """A hash for each full block; each covers the salt and everything before it."""
-    chain: list[int] = []
-    parent = xxh3_64_intdigest(cache_salt.encode())
-    packed = pack(f"<{len(token_ids)}I", *token_ids)
-    size = BLOCK_SIZE * 4
-    for start in range(0, len(packed) - size + 1, size):
-        parent = xxh3_64_intdigest(packed[start : start + size], seed=parent)
-        chain.append(parent)
-    return chain

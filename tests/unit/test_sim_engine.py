@@ -13,8 +13,9 @@ from pdserve.clock import RealClock
 from pdserve.config import SimConfig
 from pdserve.engine.base import Admitted, Prefilled, StepStats
 from pdserve.engine.sim import SimEngine
-from pdserve.engine.sim_model import EOS, Answer, PrefixCache, block_chain
+from pdserve.engine.sim_model import BLOCK_SIZE, EOS, Answer, PrefixCache
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.prefix import chain
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -463,20 +464,20 @@ def test_stop_strings_inside_min_tokens_do_not_end_the_answer() -> None:
 def test_the_prefix_cache_finds_whole_blocks_but_never_the_last_token() -> None:
     cache = PrefixCache(1_000)
     prompt = tuple(range(96))
-    chain = block_chain(prompt, "")
-    assert cache.lookup(chain, 96) == 0
-    cache.insert(chain)
-    assert cache.lookup(chain, 96) == 64
-    assert cache.lookup(block_chain((*prompt, 1), ""), 97) == 96
-    assert cache.lookup(block_chain((*prompt[:40], 7), ""), 41) == 32
-    assert cache.lookup(block_chain(prompt, "salt"), 96) == 0
+    whole = chain(prompt, "", BLOCK_SIZE)
+    assert cache.lookup(whole, 96) == 0
+    cache.insert(whole)
+    assert cache.lookup(whole, 96) == 64
+    assert cache.lookup(chain((*prompt, 1), "", BLOCK_SIZE), 97) == 96
+    assert cache.lookup(chain((*prompt[:40], 7), "", BLOCK_SIZE), 41) == 32
+    assert cache.lookup(chain(prompt, "salt", BLOCK_SIZE), 96) == 0
 
 
 def test_the_prefix_cache_drops_what_was_used_longest_ago() -> None:
     cache = PrefixCache(64)
-    one, two, three = (block_chain((n,) * 33, "") for n in (1, 2, 3))
+    one, two, three = (chain((n,) * 33, "", BLOCK_SIZE) for n in (1, 2, 3))
     cache.insert(one)
     cache.insert(two)
     assert cache.lookup(one, 33) == 32
     cache.insert(three)
-    assert [cache.lookup(chain, 33) for chain in (one, two, three)] == [32, 0, 32]
+    assert [cache.lookup(names, 33) for names in (one, two, three)] == [32, 0, 32]
