@@ -58,13 +58,14 @@ def picture(fleet: dict[str, Any]) -> Group:
 
 
 def _workers(fleet: dict[str, Any]) -> Table:
-    table = _table("worker", "roles", "state", "epoch")
+    table = _table("worker", "roles", "duty", "state", "epoch")
     for name in ("run", "wait", "KV", "reserved"):
         table.add_column(name, justify="right")
     for worker in fleet["workers"]:
         table.add_row(
             worker["id"] or "?",
             ", ".join(worker["roles"]),
+            worker["duty"],
             _state(worker["state"], worker["detail"]),
             worker["epoch"][:_EPOCH_SHOWN],
             str(worker["running"]),

@@ -37,6 +37,7 @@ class Execution:
         self._request = request
         self._prompt = prompt
         self._decode: Worker | None = None
+        self._writes = False
         self._session: Session | None = None
         self._sequence: Sequence | None = None
         self._prefilled: PrefillResult | None = None
@@ -65,6 +66,8 @@ class Execution:
         if first.timings is not None:
             record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
         self._end_lease()
+        decode.writing += 1
+        self._writes = True
         self._expect_cached(decode)
         return self._with_true_usage(first)
 
@@ -93,6 +96,7 @@ class Execution:
             self._session = None
         if self._decode is not None:
             self._decode.outstanding_sequences -= 1
+            self._decode.writing -= self._writes
             self._decode = None
 
     def _claim(self, worker_id: str) -> Worker:

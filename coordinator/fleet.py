@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from coordinator.policy.duty import duty_of
 from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import Pair, PairState, PairTable
 from coordinator.policy.prefix import PrefixIndex, PromptBlocks
@@ -105,16 +106,20 @@ class Fleet:
         ]
         return min(lengths, default=None)
 
-    def snapshot(self, model: str) -> Snapshot:
-        """What may be given work now."""
-        ready = [
+    def serving(self, model: str) -> list[Worker]:
+        """The workers that may be given work now."""
+        return [
             worker
             for worker in self._workers.values()
             if worker.info is not None and worker.info.model == model and worker.state in SERVING
         ]
+
+    def snapshot(self, model: str) -> Snapshot:
+        """What may be given work now."""
+        ready = self.serving(model)
         return Snapshot(
-            prefill=tuple(_view(worker) for worker in ready if worker.hosts(Role.PREFILL)),
-            decode=tuple(_view(worker) for worker in ready if worker.hosts(Role.DECODE)),
+            prefill=tuple(_view(worker) for worker in ready if worker.reads),
+            decode=tuple(_view(worker) for worker in ready if worker.writes),
             pairs=self.pairs.proven,
             turn=self._turns[model],
         )
@@ -277,6 +282,7 @@ class Fleet:
         worker.session = session
         worker.connected = worker.tried = True
         worker.detail = ""
+        worker.duty = duty_of(info.roles)
         self._by_id[info.worker_id] = worker
         if restarted:
             if worker.cache is not None:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from coordinator import catalog
 from coordinator.discovery import Discovery
 from coordinator.dispatch import Dispatcher
+from coordinator.duties import Duties, elastic_models
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
 from coordinator.facade.http_wire import HttpProtocol
@@ -90,7 +91,9 @@ async def run_coordinator(settings: Settings) -> None:
         InferenceServicer(dispatcher, gateway, observer),
         inference_pb2.DESCRIPTOR,
     )
-    await _serve(config, http, grpc, (fleet.run, discovery.run, prover.run), ops)
+    duties = Duties(fleet, elastic_models(config))
+    parts = (fleet.run, discovery.run, prover.run, duties.run)
+    await _serve(config, http, grpc, parts, ops)
 
 
 async def _serve(

@@ -130,6 +130,7 @@ class Ops:
                     "roles": sorted(role.value for role in worker.info.roles)
                     if worker.info
                     else [],
+                    "duty": worker.duty.value if worker.info else "",
                     "state": worker.state.value,
                     "detail": worker.detail,
                     "epoch": worker.info.epoch if worker.info else "",

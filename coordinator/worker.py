@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from coordinator.policy.duty import Duty
 from coordinator.policy.health import Signs, WorkerState, state_of
 from coordinator.policy.pairs import PairState, Process, Standing
 from coordinator.policy.prefix import CacheBelief
@@ -34,7 +35,8 @@ class Worker:
     `tried` says that it was reached or found away once.
 
     `dismissed` says that it is not listed any more; `standing` is that of this very process;
-    `outstanding_*` count what this coordinator has given it; `cache` is there once it was reached.
+    `outstanding_*` count what this coordinator has given it, `writing` those of its sequences
+    that have a first token; `cache` is there once it was reached.
     """
 
     client: WorkerClient
@@ -45,10 +47,12 @@ class Worker:
     connected: bool = False
     silent: bool = False
     dismissed: bool = False
+    duty: Duty = Duty.COLOCATED
     standing: Standing = field(default_factory=Standing)
     detail: str = "not reached yet"
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
+    writing: int = 0
     cache: CacheBelief | None = None
     _calls: set[asyncio.Timeout] = field(default_factory=set)
 
@@ -93,6 +97,16 @@ class Worker:
 
     def hosts(self, role: Role) -> bool:
         return self.info is not None and role in self.info.roles
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads prompts for others now."""
+        return self.hosts(Role.PREFILL) and self.duty is not Duty.DECODE
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes answers now."""
+        return self.hosts(Role.DECODE) and self.duty is not Duty.PREFILL
 
     @property
     def process(self) -> Process:

@@ -59,6 +59,18 @@ class Listen(_Section):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class ElasticConfig(_Section):
+    """When workers that host both services move between reading prompts, writing, and both."""
+
+    prefill_tokens: int = Field(
+        default=4096, ge=1, description="prompt tokens waiting to be read, a worker, that are many"
+    )
+    sequences: int = Field(
+        default=32, ge=1, description="answers being written, a worker, that are many"
+    )
+    dwell_s: float = Field(default=30.0, gt=0, description="shortest time between two moves")
+
+
 class ModelConfig(_Section):
     """One served model: its name to clients, its files, and how its requests are routed."""
 
@@ -85,6 +97,10 @@ class ModelConfig(_Section):
         "proven by an answer, not by an equal one",
     )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
+    elastic: ElasticConfig | None = Field(
+        default=None,
+        description="when workers that host both services move between the pools; none: never",
+    )
 
 
 class Arm(_Section):

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.catalog import build
 from coordinator.dispatch import Dispatcher
+from coordinator.duties import Duties, elastic_models
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
@@ -164,6 +165,7 @@ class LocalFleet:
         self.dispatcher = Dispatcher(served, self.fleet, self.gateway, observer)
         self.ops = Ops(served, self.fleet, self.gateway, self.metrics)
         self.prover = Prover(self.fleet, served, lambda _: None, lambda: None)
+        self.duties = Duties(self.fleet, elastic_models(config))
         self.records: list[RequestRecord] = []
 
     async def ask(self, **fields: Any) -> str:
@@ -197,7 +199,8 @@ async def local_fleet(*workers: LocalWorker, **model: Any) -> AsyncIterator[Loca
     fleet = LocalFleet(workers, **model)
     for worker in workers:
         await worker.start()
-    tasks = [asyncio.create_task(part.run()) for part in (fleet.fleet, fleet.prover)]
+    parts = (fleet.fleet, fleet.prover, fleet.duties)
+    tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         await asyncio.sleep(PROVEN_WITHIN_S)
         assert fleet.ops.ready()[0]

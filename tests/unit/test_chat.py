@@ -106,6 +106,7 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
             {
                 "id": "prefill-0",
                 "roles": ["prefill"],
+                "duty": "prefill",
                 "state": "ready",
                 "detail": "",
                 "epoch": "0123456789abcdef",

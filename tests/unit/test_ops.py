@@ -246,6 +246,7 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
         assert view["workers"][1] == {
             "id": "d",
             "roles": ["decode"],
+            "duty": "decode",
             "state": "loaded",
             "detail": "",
             "epoch": "1",
