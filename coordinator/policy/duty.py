@@ -76,9 +76,9 @@ def move(
         return _towards(Duty.PREFILL, workers, f"prompts wait: {words}")
     if decode > 1 and prefill < _LOW:
         return _towards(Duty.DECODE, workers, f"answers crowd: {words}")
-    if prefill < _LOW and decode < _LOW:
-        worker = _idlest(workers, Duty.PREFILL, Duty.DECODE)
-        return worker and Move(worker.worker_id, Duty.COLOCATED, f"both have room: {words}")
+    worker = _idlest(workers, Duty.PREFILL, Duty.DECODE)
+    if prefill < _LOW and decode < _LOW and worker is not None:
+        return Move(worker.worker_id, Duty.COLOCATED, f"both have room: {words}")
     return None
 
 
