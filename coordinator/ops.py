@@ -106,6 +106,7 @@ class Ops:
         worker = self._fleet.by_id(worker_id)
         if worker is None:
             raise RejectedError(ErrorReason.NOT_FOUND, f"no worker {worker_id!r} is connected")
+        worker.told_to_drain = True
         unfinished = await worker.client.drain(deadline_s)
         return {"worker": worker_id, "unfinished": unfinished}
 

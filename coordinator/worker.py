@@ -34,7 +34,8 @@ class Worker:
     """One address. `info` is None until the worker has been reached for the first time;
     `tried` says that it was reached or found away once.
 
-    `dismissed` says that it is not listed any more; `standing` is that of this very process;
+    `dismissed` says that it is not listed any more, `told_to_drain` that it is about to say
+    itself that it drains; `standing` is that of this very process;
     `outstanding_*` count what this coordinator has given it, `writing` those of its sequences
     that have a first token; `cache` is there once it was reached.
     """
@@ -47,6 +48,7 @@ class Worker:
     connected: bool = False
     silent: bool = False
     dismissed: bool = False
+    told_to_drain: bool = False
     duty: Duty = Duty.COLOCATED
     standing: Standing = field(default_factory=Standing)
     detail: str = "not reached yet"
@@ -79,7 +81,7 @@ class Worker:
     def lose(self) -> None:
         """Forgets what was true of the process, and ends what waits in `or_loss`."""
         self.connected = False
-        self.silent = False
+        self.silent = self.told_to_drain = False
         self.session = None
         self.load = Load()
         # The process may be gone for good; one that only lost its network proves itself anew.
@@ -116,8 +118,8 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """Whether it gets nothing new, by its own word or because it is not listed any more."""
-        return self.load.draining or self.dismissed
+        """Whether it gets nothing new, by its own word or its operator's."""
+        return self.load.draining or self.dismissed or self.told_to_drain
 
     @property
     def is_idle(self) -> bool:

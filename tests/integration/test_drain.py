@@ -1,0 +1,98 @@
+"""An operator takes workers out: what runs there ends well, nothing new comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cli.drain import drain as drain_command
+from cli.failure import CliError
+from coordinator.policy.health import WorkerState
+from pdserve.config import SimConfig
+from pdserve.types import Mode
+from tests.support.asking import TEXT, body, decode, events, http_whole, prefill
+from tests.support.sim_fleet import SimFleet, sim_fleet
+
+SLOW_WRITER = SimConfig(prefill_token_s=0.0, decode_step_s=0.005)
+TOKENS = 200
+
+
+async def drained(fleet: SimFleet, worker_id: str, deadline_s: float = 30) -> int:
+    """What was unfinished."""
+    answer = await fleet.coordinator.http.put(
+        f"/fleet/workers/{worker_id}/drain", params={"deadline_s": deadline_s}
+    )
+    assert answer.status_code == 200, answer.text
+    told: int = answer.json()["unfinished"]
+    return told
+
+
+async def stream(fleet: SimFleet, begun: asyncio.Event, tokens: int = TOKENS) -> None:
+    """One streamed answer, which must be complete."""
+    request = body(TEXT, stream=True, max_tokens=tokens, ignore_eos=True)
+    async with fleet.coordinator.http.stream("POST", "/v1/completions", json=request) as response:
+        lines = []
+        async for line in response.aiter_lines():
+            lines.append(line)
+            begun.set()
+    assert events(lines)[-1] == "[DONE]"
+    assert events(lines)[-2]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_drained_decode_worker_ends_what_it_has_and_gets_nothing_new() -> None:
+    async with sim_fleet(decode("d1", SLOW_WRITER), decode("d2", SLOW_WRITER)) as fleet:
+        core, begun = fleet.coordinator, asyncio.Event()
+        streaming = asyncio.create_task(stream(fleet, begun))
+        await begun.wait()
+        (busy,) = (w for w in fleet.workers.values() if w.workload.unfinished)
+        (other,) = (w for w in fleet.workers.values() if w is not busy)
+        draining = asyncio.create_task(drained(fleet, busy.worker_id))
+        entry = core.fleet.by_id(busy.worker_id)
+        assert entry is not None
+        await core.until(lambda: entry.state is WorkerState.DRAINING)
+        for _ in range(4):
+            await http_whole(core, TEXT, Mode.COLOCATED)
+        assert not streaming.done()
+        await streaming
+        assert await draining == 0
+        assert busy.metric("sequences_total", role="decode", outcome="finished") <= 2, (
+            "its probe and the stream"
+        )
+        assert other.metric("sequences_total", role="decode", outcome="finished") >= 4
+
+
+async def test_a_deadline_that_passes_is_told() -> None:
+    async with sim_fleet(decode("d", SLOW_WRITER)) as fleet:
+        begun = asyncio.Event()
+        streaming = asyncio.create_task(stream(fleet, begun))
+        await begun.wait()
+        assert await drained(fleet, "d", deadline_s=0) == 1
+        await streaming
+
+
+async def test_a_drained_prefill_worker_is_left_for_another() -> None:
+    async with sim_fleet(prefill("p1"), prefill("p2"), decode()) as fleet:
+        assert await drained(fleet, "p1") == 0
+        answers = [
+            await http_whole(fleet.coordinator, f"{number} {TEXT}", Mode.DISAGGREGATED)
+            for number in range(3)
+        ]
+        assert {answer.mode for answer in answers} == {"disaggregated"}
+        assert {answer.reason for answer in answers} == {"disaggregated: asked for by the request"}
+
+
+async def test_the_command_says_what_became_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    async with sim_fleet(decode("d1", SLOW_WRITER), decode("d2", SLOW_WRITER)) as fleet:
+        url = f"http://{fleet.coordinator.addresses['http']}"
+        await asyncio.to_thread(drain_command, "d1", url, None, 5.0)
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert told == "d1 is drained; it takes work again when it is restarted"
+        with pytest.raises(CliError, match="no worker 'd9' is connected"):
+            await asyncio.to_thread(drain_command, "d9", url, None, 5.0)
+        begun = asyncio.Event()
+        streaming = asyncio.create_task(stream(fleet, begun))
+        await begun.wait()
+        with pytest.raises(CliError, match="d2 takes nothing new, but has not finished 1 yet"):
+            await asyncio.to_thread(drain_command, "d2", url, None, 0.0)
+        await streaming
