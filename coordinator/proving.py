@@ -91,9 +91,23 @@ class Prover:
     async def _run(self, probe: _Probe) -> None:
         try:
             await (self._prove_alone(probe) if probe.pair is None else self._prove_pair(probe))
+        except Exception:
+            # What one worker sends must not end the proving of the others.
+            log.exception("a probe went wrong", worker=probe.decode.worker_id)
+            self._fail(probe)
         finally:
             self._running.discard(probe)
             self._fleet.changed.set()
+
+    def _fail(self, probe: _Probe) -> None:
+        cause, now = "probe failed: internal error", self._fleet.clock.now()
+        if probe.pair is not None:
+            self._fleet.pairs.probe_failed(probe.pair, cause, now)
+            return
+        worker = self._fleet.by_id(probe.decode.worker_id)
+        if worker is not None and worker.info is probe.decode:
+            worker.detail = cause
+            worker.standing = worker.standing.probe_failed(cause, now)
 
     def _due(self) -> list[_Probe]:
         """All that is to be probed now: decode processes by themselves, then pairs."""
@@ -104,6 +118,8 @@ class Prover:
         infos = {process: worker.info for process, worker in members.items() if worker.info}
         decodes = [worker for worker in members.values() if worker.hosts(Role.DECODE)]
         prefills = [worker for worker in members.values() if worker.hosts(Role.PREFILL)]
+        known = {worker.process for worker in self._fleet.workers() if worker.info is not None}
+        self._answers = {p: tokens for p, tokens in self._answers.items() if p in known}
         alone = [
             _Probe(infos[worker.process])
             for worker in decodes
@@ -199,7 +215,8 @@ class Prover:
             cause = f"probe failed: {_words(error)}"
             busy = isinstance(error, PdserveError) and is_busy(error.reason)
         else:
-            if tokens != self._answers[pair.decode]:
+            # None where the decode process was lost meanwhile, and the verdict is too late.
+            if tokens != self._answers.get(pair.decode):
                 if note:
                     note += "; answers differ, as mixed_precision allows"
                 else:

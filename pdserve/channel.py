@@ -30,16 +30,27 @@ SIZE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
-TRANSFER_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Of a channel that KV blocks come by: their holder is silent while it computes, and one that
-    # stopped is to be told from it within three seconds. gRPC answers pings on threads of its own.
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.http2.ping_timeout_ms", 2_000),
+HOLDER_SILENCE_S = 6.0
+"""From when on the two ends of a KV transfer take each other for dead that have not heard of each
+other: later than a coordinator does by default (`coordinator.silence_s`), which then ends the
+transfer. What is left to judge here is the network between the two, and a machine so busy that it
+answers late is not dead."""
+_PING_MS = 1_000
+_PING_TIMEOUT_MS = round(HOLDER_SILENCE_S * 1000) - _PING_MS
+TRANSFER_KEEPALIVE: tuple[tuple[str, int], ...] = (
+    # Holders are silent while they compute, readers always; gRPC answers pings on threads of
+    # its own.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
+)
+TRANSFER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *TRANSFER_KEEPALIVE,
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),
+    # How long an attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", _PING_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

@@ -10,7 +10,7 @@ Every metric lives on the registry that is passed in. Series of a worker:
     pdserve_kv_leases_open                              handles whose blocks are held
     pdserve_kv_lease_tokens_held{age}                   prompt tokens held for them, by their age
     pdserve_kv_lease_oldest_seconds                     age of the oldest
-    pdserve_kv_leases_total{end}                        fetched, released, expired or lost
+    pdserve_kv_leases_total{end}                        by `LeaseEnd`
     pdserve_kv_reserved_tokens                          room promised to sequences
     pdserve_sequences_total{role,outcome}               "finished", or the reason of the failure
     pdserve_build_info{version,engine,model,worker_id}  always 1

@@ -298,6 +298,19 @@ class WorkerInfo:
     chunk_tokens: int
 
 
+class LeaseEnd(StrEnum):
+    """How a lease on KV ended. FETCHED: the reader has every block. ABANDONED: the reader left
+    in the middle. RELEASED: the call that the lease hangs on was ended, or its connection
+    broke. EXPIRED: nobody came in time. LOST: the prompt could not be read to its end, or the
+    worker stops."""
+
+    FETCHED = "fetched"
+    ABANDONED = "abandoned"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseSnapshot:
     """The KV that a prefill worker holds for others, at one moment.

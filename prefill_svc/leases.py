@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 
-from pdserve.types import LeaseSnapshot
+from pdserve.types import LeaseEnd, LeaseSnapshot
 
 AGES_S = (("0-1s", 1.0), ("1-10s", 10.0), ("10-60s", 60.0), ("60s-", float("inf")))
 """Ages by which held tokens are told apart: name, and the seconds below which it ends."""
-
-
-class LeaseEnd(StrEnum):
-    """FETCHED: the reader has every block. RELEASED: the call that the lease hangs on was
-    ended, or its connection broke. EXPIRED: nobody came in time. LOST: the prompt could not
-    be read to its end, or the worker stops."""
-
-    FETCHED = "fetched"
-    RELEASED = "released"
-    EXPIRED = "expired"
-    LOST = "lost"
 
 
 @dataclass(slots=True)

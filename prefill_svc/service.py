@@ -15,12 +15,19 @@ from pdserve.engine.base import Admitted, Engine, Prefilled
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
 from pdserve.handle import digest, sealed
 from pdserve.rpc_errors import Context
-from pdserve.types import EngineRequest, KvDescriptor, KvHandle, PrefillResult, Role
+from pdserve.types import (
+    EngineRequest,
+    KvDescriptor,
+    KvHandle,
+    LeaseEnd,
+    PrefillResult,
+    Role,
+)
 from pdserve.v1 import prefill_pb2
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceServicer
 from pdserve.worker_service import WorkerIdentity
 from pdserve.workload import Workload
-from prefill_svc.leases import LeaseEnd, LeaseTable
+from prefill_svc.leases import LeaseTable
 
 _log = structlog.get_logger(__name__)
 
@@ -188,8 +195,9 @@ class PrefillService(PrefillServiceServicer):
         end = LeaseEnd.LOST
         try:
             end = await self._end_of(handle, ending)
-            if not await self._engine.release(handle.descriptor):
-                end = LeaseEnd.FETCHED
+            freed = await self._engine.release(handle.descriptor)
+            if freed is not LeaseEnd.RELEASED:
+                end = freed  # before the call's end came to the engine
         finally:
             self._ended(handle, end)
 
@@ -198,8 +206,8 @@ class PrefillService(PrefillServiceServicer):
             await asyncio.wait([ending], timeout=min(left_s, RENEW_S))
             if ending.done():
                 return ending.result()
-            if not await self._engine.renew(handle.descriptor, HOLD_S):
-                return LeaseEnd.FETCHED
+            if (end := await self._engine.renew(handle.descriptor, HOLD_S)) is not None:
+                return end
         return LeaseEnd.EXPIRED
 
     def _ended(self, handle: KvHandle, end: LeaseEnd) -> None:

@@ -6,7 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdserve.types import Delta, EngineRequest, EngineWork, Fingerprint, KvDescriptor
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    EngineWork,
+    Fingerprint,
+    KvDescriptor,
+    LeaseEnd,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +147,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
-        """Holds blocks for `lease_s` seconds more, from now; False once they are free."""
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> LeaseEnd | None:
+        """Holds blocks for `lease_s` seconds more, from now; how their hold ended, once it has."""
         ...
 
-    async def release(self, descriptor: KvDescriptor) -> bool:
-        """Frees blocks that `prefill` holds; False where they are free, as after a fetch."""
+    async def release(self, descriptor: KvDescriptor) -> LeaseEnd:
+        """Frees blocks that `prefill` holds. RELEASED, or how their hold had ended before,
+        as far as that is remembered."""
         ...
 
     async def check(self) -> None:

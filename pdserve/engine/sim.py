@@ -45,6 +45,7 @@ from pdserve.types import (
     FirstTokenTimings,
     GrpcDescriptor,
     KvDescriptor,
+    LeaseEnd,
     NixlDescriptor,
     SimDescriptor,
 )
@@ -168,11 +169,13 @@ class SimEngine:
             prefill_s=self._clock.now() - sequence.started,
         )
 
-    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
-        return isinstance(descriptor, SimDescriptor) and self._held.renew(descriptor, lease_s)
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> LeaseEnd | None:
+        assert isinstance(descriptor, SimDescriptor)
+        return self._held.renew(descriptor, lease_s)
 
-    async def release(self, descriptor: KvDescriptor) -> bool:
-        return isinstance(descriptor, SimDescriptor) and self._held.release(descriptor)
+    async def release(self, descriptor: KvDescriptor) -> LeaseEnd:
+        assert isinstance(descriptor, SimDescriptor)
+        return self._held.release(descriptor)
 
     async def check(self) -> None:
         if self._dead is not None:

@@ -14,21 +14,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from pdserve.channel import HOLDER_SILENCE_S
 from pdserve.clock import Clock
 from pdserve.config import Listen
 from pdserve.engine.sim_sockets import Listener, Sockets, Writer
 from pdserve.errors import DecodeError, ErrorReason
-from pdserve.types import SimDescriptor
+from pdserve.types import LeaseEnd, SimDescriptor
 
 _WAIT, _READ, _DONE, _HELD = b"wait\n", b"read\n", b"done\n", b"held\n"
 _WAIT_S = 1.0
-_SILENCE_S = 3.0
 _REFUSALS = {
     reason.name.encode() + b"\n": (reason, message)
     for reason, message in (
         (ErrorReason.KV_FOREIGN, "the prefill worker never gave this KV handle out"),
         (ErrorReason.KV_STALE_EPOCH, "the prefill worker was restarted since it gave the handle"),
         (ErrorReason.KV_EXPIRED, "the KV lease ended before the blocks were fetched"),
+        (ErrorReason.KV_REUSED, "the KV blocks were fetched before"),
         (ErrorReason.KV_TRANSFER_FAILED, "the prompt was not read to its end"),
     )
 }
@@ -56,7 +57,7 @@ class SimHolder:
         self._on_release = on_release
         self._epoch = secrets.token_hex(8)
         self._transfers: dict[str, _Transfer] = {}
-        self._ended: dict[str, None] = {}
+        self._ended: dict[str, LeaseEnd] = {}
         # In order, as a set is not: a simulation's run must repeat.
         self._serving: dict[asyncio.Task[None], None] = {}
         self._listener: Listener | None = None
@@ -81,27 +82,28 @@ class SimHolder:
         transfer.read.set()
         self.renew(descriptor, lease_s)
 
-    def renew(self, descriptor: SimDescriptor, lease_s: float) -> bool:
-        """Holds the blocks for `lease_s` seconds from now; False where they are free."""
+    def renew(self, descriptor: SimDescriptor, lease_s: float) -> LeaseEnd | None:
+        """Holds the blocks for `lease_s` seconds from now; how the transfer ended, if it did."""
         transfer = self._transfers.get(descriptor.transfer_id)
         if transfer is None:
-            return False
+            return self._ended.get(descriptor.transfer_id, LeaseEnd.RELEASED)
         if transfer.expiry is not None:
             transfer.expiry.cancel()
         expiring = self._expire(descriptor.transfer_id, lease_s)
         transfer.expiry = asyncio.create_task(expiring, name="sim lease")
-        return True
+        return None
 
-    def release(self, descriptor: SimDescriptor) -> bool:
-        """Ends the transfer; False where it has ended."""
-        return self._end(descriptor.transfer_id)
+    def release(self, descriptor: SimDescriptor) -> LeaseEnd:
+        """Ends the transfer; how it had ended, if it had."""
+        self._end(descriptor.transfer_id, LeaseEnd.RELEASED)
+        return self._ended.get(descriptor.transfer_id, LeaseEnd.RELEASED)
 
     async def close(self) -> None:
         """Ends every transfer and breaks every connection; idempotent."""
         if self._listener is not None:
             self._listener.close()
         for transfer_id in tuple(self._transfers):
-            self._end(transfer_id)
+            self._end(transfer_id, LeaseEnd.LOST)
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -109,15 +111,16 @@ class SimHolder:
     async def _expire(self, transfer_id: str, lease_s: float) -> None:
         await self._clock.sleep(lease_s)
         self._transfers[transfer_id].expiry = None
-        self._end(transfer_id)
+        self._end(transfer_id, LeaseEnd.EXPIRED)
 
-    def _end(self, transfer_id: str) -> bool:
+    def _end(self, transfer_id: str, end: LeaseEnd) -> bool:
+        """Whether it is ended by this."""
         transfer = self._transfers.pop(transfer_id, None)
         if transfer is None:
             return False
         if transfer.expiry is not None:
             transfer.expiry.cancel()
-        self._ended[transfer_id] = None
+        self._ended[transfer_id] = end
         if len(self._ended) > _MAX_REMEMBERED:
             del self._ended[next(iter(self._ended))]
         self.num_tokens -= transfer.num_tokens
@@ -137,7 +140,7 @@ class SimHolder:
                 epoch, _, transfer_id = asked.strip().partition(" ")
                 writer.write(await self._found(epoch, transfer_id, writer))
                 if await reader.readline() == _DONE:
-                    held = self._end(transfer_id)
+                    held = self._end(transfer_id, LeaseEnd.FETCHED)
                     writer.write(_HELD if held else _refusal(ErrorReason.KV_EXPIRED))
                     await writer.drain()
         finally:
@@ -148,8 +151,11 @@ class SimHolder:
             return _refusal(ErrorReason.KV_STALE_EPOCH)
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
-            ended = transfer_id in self._ended
-            return _refusal(ErrorReason.KV_EXPIRED if ended else ErrorReason.KV_FOREIGN)
+            end = self._ended.get(transfer_id)
+            if end is None:
+                return _refusal(ErrorReason.KV_FOREIGN)
+            used = end is LeaseEnd.FETCHED
+            return _refusal(ErrorReason.KV_REUSED if used else ErrorReason.KV_EXPIRED)
         while not transfer.read.is_set():
             try:
                 async with asyncio.timeout(_WAIT_S):
@@ -167,7 +173,7 @@ async def fetch(
     Raises DecodeError with the holder's reason, or KV_TRANSFER_FAILED where none answers.
     """
     try:
-        async with asyncio.timeout(_SILENCE_S):
+        async with asyncio.timeout(HOLDER_SILENCE_S):
             reader, writer = await sockets.connect(descriptor.host, descriptor.port)
     except OSError:
         raise _lost() from None
@@ -187,7 +193,7 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     """Raises TimeoutError for a holder that is silent."""
     answer = _WAIT
     while answer == _WAIT:
-        async with asyncio.timeout(_SILENCE_S):
+        async with asyncio.timeout(HOLDER_SILENCE_S):
             answer = await reader.readline()
     return answer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from pdserve.engine import vllm_process
@@ -25,6 +25,7 @@ from pdserve.types import (
     FirstTokenTimings,
     GrpcDescriptor,
     KvDescriptor,
+    LeaseEnd,
     NixlDescriptor,
     SamplingParams,
     Usage,
@@ -32,6 +33,8 @@ from pdserve.types import (
 
 _WARM_UP = EngineRequest("warm-up", (1, 2, 3, 4), SamplingParams(max_tokens=1, temperature=0))
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_RELEASE_S = 5.0
+"""How long the engine is given to say how a hold ended, which it does after its running step."""
 _DEAD = "the engine is not running"
 _MAX_TOLD_CHARS = 300
 
@@ -83,7 +86,7 @@ class VllmEngine:
         async with aclosing(outputs):
             async for output in _translated(outputs, DecodeError, reason, request.sampling):
                 completion = output.outputs[0]
-                if completion.finish_reason == "error" and isinstance(kv, GrpcDescriptor):
+                if completion.finish_reason == "error" and kv is not None:
                     self._raise_failure(kv)
                 _check_finish(completion.finish_reason, DecodeError, reason)
                 first = completion_tokens == 0
@@ -133,34 +136,52 @@ class VllmEngine:
         if last is None or (early is None and last.kv_transfer_params is None):
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prompt's KV blocks are not held")
         descriptor = early or nixl.to_descriptor(last.kv_transfer_params)
-        self._held.add(_held_name(descriptor))
+        self._held.add(_name(descriptor))
         self._recorder.read(len(request.token_ids), last.num_cached_tokens or 0)
         yield Prefilled(descriptor, last.num_cached_tokens or 0, *_phases(last.metrics))
 
-    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
-        self._held -= self._recorder.take_ended()
-        if _held_name(descriptor) not in self._held:
-            return False
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> LeaseEnd | None:
+        end = self._end_of(descriptor)
+        if end is not None:
+            return end
         if isinstance(descriptor, NixlDescriptor):
             await self._notify("renew", nixl.renew_params(descriptor.request_id, lease_s))
         elif isinstance(descriptor, GrpcDescriptor):
             await self._notify("renew", grpc.renew_params(descriptor, lease_s))
-        return True
+        return None
 
-    async def release(self, descriptor: KvDescriptor) -> bool:
-        self._held -= self._recorder.take_ended()
-        name = _held_name(descriptor)
-        if name not in self._held:
-            return False
-        self._held.remove(name)
+    async def release(self, descriptor: KvDescriptor) -> LeaseEnd:
+        end, name = self._end_of(descriptor), _name(descriptor)
+        self._held.discard(name)
+        if end is not None:
+            return end
         if isinstance(descriptor, NixlDescriptor):
             await self._notify("release", nixl.release_params(name))
         elif isinstance(descriptor, GrpcDescriptor):
             await self._notify("release", grpc.release_params(descriptor))
-        return True
+        # The reader may have been done before, and its word be on its way.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_S if self._lives else 0):
+                return await self._recorder.ended(name, self._num_workers)
+        return LeaseEnd.RELEASED
+
+    def _end_of(self, descriptor: KvDescriptor) -> LeaseEnd | None:
+        """How the engine's hold ended, if it has; RELEASED where there is none."""
+        name = _name(descriptor)
+        if name not in self._held:
+            return LeaseEnd.RELEASED
+        return self._recorder.end_of(name, self._num_workers)
+
+    @property
+    def _num_workers(self) -> int:
+        return self.info.fingerprint.tensor_parallel
+
+    @property
+    def _lives(self) -> bool:
+        return self._process is not None and self._process.alive
 
     async def check(self) -> None:
-        if self._process is None or not self._process.alive:
+        if not self._lives:
             raise DecodeError(ErrorReason.DECODE_FAILED, _DEAD)
 
     async def close(self) -> None:
@@ -209,9 +230,9 @@ class VllmEngine:
             )
         return params
 
-    def _raise_failure(self, descriptor: GrpcDescriptor) -> None:
+    def _raise_failure(self, descriptor: KvDescriptor) -> None:
         """Raises what the engine's workers say of a fetch, if they have said it."""
-        failure = self._recorder.take_failure(descriptor.transfer_id)
+        failure = self._recorder.take_failure(_name(descriptor))
         if failure is not None:
             raise failure
 
@@ -226,8 +247,8 @@ class VllmEngine:
         task.add_done_callback(self._releases.discard)
 
 
-def _held_name(descriptor: KvDescriptor) -> str:
-    """What the engine holds the blocks under; empty for none of its own."""
+def _name(descriptor: KvDescriptor) -> str:
+    """What the engine that holds the blocks calls them; empty for none of vLLM's."""
     if isinstance(descriptor, NixlDescriptor):
         return descriptor.request_id
     return descriptor.transfer_id if isinstance(descriptor, GrpcDescriptor) else ""

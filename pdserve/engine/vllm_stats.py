@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from pdserve.engine.base import EngineLoad, StepListener, StepStats, Transfer
 from pdserve.errors import DecodeError, ErrorReason
-from pdserve.types import EngineWork, GrpcDescriptor
+from pdserve.types import EngineWork, GrpcDescriptor, LeaseEnd, NixlDescriptor
 
-_MAX_FAILURES = 256
+_MAX_TOLD = 4096
 
 
 class StepRecorder:
@@ -22,17 +24,25 @@ class StepRecorder:
         self._listener = listener
         self.load = EngineLoad()
         self._failures: dict[str, DecodeError] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, list[LeaseEnd]] = {}
+        self._holds_changed = asyncio.Event()
         self._prefill_pairs = 0
 
-    def take_failure(self, transfer_id: str) -> DecodeError | None:
-        """Why a transfer over gRPC into this engine failed; told once."""
-        return self._failures.pop(transfer_id, None)
+    def take_failure(self, name: str) -> DecodeError | None:
+        """Why a transfer into this engine failed, by what its holder calls it; told once."""
+        return self._failures.pop(name, None)
 
-    def take_ended(self) -> set[str]:
-        """The transfer ids of holds over gRPC that the engine has ended since the last call."""
-        ended, self._ended = self._ended, set()
-        return ended
+    def end_of(self, name: str, num_workers: int) -> LeaseEnd | None:
+        """How a hold of this engine ended: as in the worker where it ended worst, once it has in
+        all of them."""
+        ends = self._ended.get(name, ())
+        return max(ends, key=tuple(LeaseEnd).index) if len(ends) == num_workers else None
+
+    async def ended(self, name: str, num_workers: int) -> LeaseEnd:
+        """Returns when the hold has ended."""
+        while (end := self.end_of(name, num_workers)) is None:
+            await self._holds_changed.wait()
+        return end
 
     def read(self, num_tokens: int, cached_tokens: int) -> None:
         """A prompt was read, from after its cached tokens on."""
@@ -77,24 +87,33 @@ class StepRecorder:
 
     def _transfers(self, payload: dict[str, Any]) -> tuple[Transfer, ...]:
         """Takes what each transport's connector reports; `payload` has it by their classes."""
-        grpc = payload.get("PdGrpcConnector", {})
-        while len(self._failures) > _MAX_FAILURES:  # of requests that were given up meanwhile
-            del self._failures[next(iter(self._failures))]
-        for transfer_id, reason, message in grpc.get("failures", ()):
-            self._failures[transfer_id] = DecodeError(ErrorReason[reason], message)
-        self._ended.update(grpc.get("ended", ()))
-        return nixl_transfers(payload.get("PdNixlConnector")) + tuple(
+        grpc, nixl = payload.get("PdGrpcConnector", {}), payload.get("PdNixlConnector", {})
+        for each in (grpc, nixl):
+            for name, reason, message in each.get("failures", ()):
+                self._failures[name] = DecodeError(ErrorReason[reason], message)
+            for name, end in each.get("ended", ()):
+                self._ended.setdefault(name, []).append(LeaseEnd(end))
+        # Every waiter holds the event of its own time: setting it wakes them all, once.
+        self._holds_changed.set()
+        self._holds_changed = asyncio.Event()
+        # Nobody may have asked for those of requests that were given up.
+        for told in (self._failures, self._ended):
+            while len(told) > _MAX_TOLD:
+                del told[next(iter(told))]
+        return _nixl_transfers(nixl) + tuple(
             Transfer(GrpcDescriptor.transport, size, seconds)
             for size, seconds in grpc.get("transfers", ())
         )
 
 
-def nixl_transfers(payload: dict[str, Any] | None) -> tuple[Transfer, ...]:
+def _nixl_transfers(payload: Mapping[str, Any]) -> tuple[Transfer, ...]:
     """The transfers in the statistics of vLLM's NIXL connector: bytes and seconds, one each."""
     if not payload:
         return ()
     pairs = zip(payload["bytes_transferred"], payload["transfer_duration"], strict=True)
-    return tuple(Transfer("nixl", int(size), float(seconds)) for size, seconds in pairs)
+    return tuple(
+        Transfer(NixlDescriptor.transport, int(size), float(seconds)) for size, seconds in pairs
+    )
 
 
 def stat_logger_factory(recorder: StepRecorder) -> Any:

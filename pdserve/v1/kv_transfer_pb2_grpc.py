@@ -54,7 +54,9 @@ class KvTransferServiceServicer:
         """Streams the blocks of one prompt: the manifest first, then the blocks in
         the order of the tokens as they are read, the digest last. A prompt that
         the engine has not read yet is waited for. Good once for each transfer.
-        Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED or KV_TRANSFER_FAILED.
+        Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED, KV_EXPIRED or
+        KV_TRANSFER_FAILED; with INVALID_ARGUMENT where first_block is not one of
+        the prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

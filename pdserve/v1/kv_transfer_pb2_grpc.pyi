@@ -40,7 +40,9 @@ class KvTransferServiceStub:
     """Streams the blocks of one prompt: the manifest first, then the blocks in
     the order of the tokens as they are read, the digest last. A prompt that
     the engine has not read yet is waited for. Good once for each transfer.
-    Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED or KV_TRANSFER_FAILED.
+    Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED, KV_EXPIRED or
+    KV_TRANSFER_FAILED; with INVALID_ARGUMENT where first_block is not one of
+    the prompt.
     """
 
 @_typing.type_check_only
@@ -55,7 +57,9 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
     """Streams the blocks of one prompt: the manifest first, then the blocks in
     the order of the tokens as they are read, the digest last. A prompt that
     the engine has not read yet is waited for. Good once for each transfer.
-    Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED or KV_TRANSFER_FAILED.
+    Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED, KV_EXPIRED or
+    KV_TRANSFER_FAILED; with INVALID_ARGUMENT where first_block is not one of
+    the prompt.
     """
 
 class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -73,7 +77,9 @@ class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams the blocks of one prompt: the manifest first, then the blocks in
         the order of the tokens as they are read, the digest last. A prompt that
         the engine has not read yet is waited for. Good once for each transfer.
-        Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED or KV_TRANSFER_FAILED.
+        Fails with KV_STALE_EPOCH, KV_FOREIGN, KV_REUSED, KV_EXPIRED or
+        KV_TRANSFER_FAILED; with INVALID_ARGUMENT where first_block is not one of
+        the prompt.
         """
 
 def add_KvTransferServiceServicer_to_server(servicer: KvTransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

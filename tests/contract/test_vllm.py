@@ -30,7 +30,7 @@ from pdserve.engine.vllm import VllmEngine
 from pdserve.engine.vllm_args import VllmEngineConfig
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.structured import Choice, Constraint, Grammar, JsonSchema, Regex, StructuralTag
-from pdserve.types import Delta, EngineRequest, KvDescriptor, Load, Role, WorkerInfo
+from pdserve.types import Delta, EngineRequest, KvDescriptor, LeaseEnd, Load, Role, WorkerInfo
 from tests.contract.engine_contract import EngineContract, Prompt, request, run, text_of
 from tests.support.fleet import Fleet
 from tests.support.prefilling import read
@@ -116,16 +116,15 @@ class RemotePrefill:
             result.handle.descriptor, result.cached_tokens, result.queue_s, result.prefill_s
         )
 
-    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> bool:
+    async def renew(self, descriptor: KvDescriptor, lease_s: float) -> LeaseEnd | None:
         """No call of the worker's service."""
-        return descriptor in self._calls
+        return None if descriptor in self._calls else LeaseEnd.RELEASED
 
-    async def release(self, descriptor: KvDescriptor) -> bool:
+    async def release(self, descriptor: KvDescriptor) -> LeaseEnd:
         call = self._calls.pop(descriptor, None)
-        if call is None:
-            return False
-        call.end()
-        return True
+        if call is not None:
+            call.end()
+        return LeaseEnd.RELEASED
 
     async def check(self) -> None:
         await self._client.info()

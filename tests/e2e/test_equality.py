@@ -11,9 +11,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from pdserve import models
+from pdserve.types import LeaseEnd
 from pdserve.v1 import generation_pb2 as generation
 from pdserve.v1 import inference_pb2 as inference
-from tests.support.fleet import MODES, TIMEOUT_S, Fleet, Prompt
+from tests.support.fleet import MODES, TIMEOUT_S, Fleet, Prompt, until
 from tests.support.prompts import prompts
 from tests.support.second_coordinator import second_coordinator
 
@@ -41,6 +42,12 @@ def moved(fleet: Fleet) -> dict[str, float]:
     }
 
 
+def leases(fleet: Fleet) -> dict[str, float]:
+    """Leases that have ended so far, by how."""
+    name = "pdserve_kv_leases_total"
+    return {end: fleet.metric("prefill-0", name, end=end) for end in LeaseEnd}
+
+
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {transport: after[transport] - before[transport] for transport in before}
 
@@ -50,6 +57,7 @@ def test_every_way_gives_the_same_text_and_the_hand_off_is_real(
     fleet: Fleet, grpc_fleet: Fleet, prompt: Prompt
 ) -> None:
     texts: dict[tuple[object, ...], str] = {}
+    ended, handed_over = leases(fleet), 0
     ways = [
         *((fleet, "nixl", *way) for way in product(MODES, ("http", "grpc"), (False, True))),
         (grpc_fleet, "grpc", "disaggregated", "http", True),
@@ -59,6 +67,7 @@ def test_every_way_gives_the_same_text_and_the_hand_off_is_real(
         before = moved(fleet)
         answer = clients.ask(prompt, mode, surface, stream)  # type: ignore[arg-type]  # product forgets the literals
         came = difference(before, moved(fleet))
+        handed_over += mode == "disaggregated"
         texts[transport, mode, surface, stream] = answer.text
         assert answer.mode == mode
         if mode == "disaggregated":
@@ -66,6 +75,8 @@ def test_every_way_gives_the_same_text_and_the_hand_off_is_real(
             assert came.pop(transport) >= (answer.prompt_tokens - 1) * KV_BYTES_PER_TOKEN
         assert not any(came.values())
     assert len(set(texts.values())) == 1, texts
+    until(lambda: sum(leases(fleet).values()) == sum(ended.values()) + handed_over)
+    assert leases(fleet) == ended | {"fetched": ended["fetched"] + handed_over}
     assert texts.popitem()[1]
 
 

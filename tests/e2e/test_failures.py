@@ -12,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from tests.support.fleet import TIMEOUT_S, Fleet, Prompt
+from tests.support.fleet import Fleet, Prompt, until
 from tests.support.prompts import prompts
 from tests.support.second_coordinator import second_coordinator
 
@@ -22,14 +22,6 @@ HANG_S = 10.0
 STORY = next(
     prompt for prompt in prompts() if prompt.kind == "completion" and len(prompt.text) > 4000
 )
-
-
-def until(condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:
-    """For what only an outside look can tell, such as a peer's metrics."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.05)
 
 
 def engine_of(worker: psutil.Process) -> psutil.Process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from pdserve.channel import HOLDER_SILENCE_S
 from pdserve.errors import ErrorReason
 from tests.faults.client import ANSWERED, BROKEN, Client, Question, Told
 from tests.faults.fleet import FaultFleet, State, Worker
@@ -15,9 +16,9 @@ TOLD_S = 1.0
 """How long a worker may go on with what is over, once that is known."""
 
 SILENCE_S = 3.5
-READER_SILENCE_S = 3.0
+READER_SILENCE_S = HOLDER_SILENCE_S
 """How long it may take to know of silence: three seconds to a coordinator as it is configured
-here, which looks now and then, and three to a reader of blocks."""
+here, which looks now and then, and longer to a reader of blocks."""
 
 HOLDINGS = "running", "waiting", "unfinished", "reserved", "leases"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 from uuid import uuid4
@@ -157,3 +160,11 @@ class Fleet:
 
 def _answer(text: str, route: generation.Route, usage: generation.Usage) -> Answer:
     return Answer(text, {v: k for k, v in MODES.items()}[route.mode], usage.prompt_tokens)
+
+
+def until(condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:
+    """For what only an outside look can tell, such as a peer's metrics."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        threading.Event().wait(0.05)

@@ -93,13 +93,12 @@ def test_a_prompt_that_was_given_up_is_withdrawn_before_its_blocks_are_used_agai
     assert engine.step() == StepOrders(withdrawn=["t"])
 
 
-def test_a_prompt_that_is_preempted_is_withdrawn_and_read_anew() -> None:
+def test_a_prompt_that_is_preempted_is_read_anew_for_the_same_reader() -> None:
     engine = Engine()
     request = engine.admit()
     engine.step(request, 40)
     request.status, request.num_computed_tokens = Status.PREEMPTED, 0
-    orders = engine.step()
-    assert (orders.withdrawn, orders.announced) == (["t"], [Announced("t", 70, 3)])
+    assert engine.step() == StepOrders(rewound=["t"])
     assert engine.step() == StepOrders(), "told once"
     request.status = Status.RUNNING
     assert engine.step(request, 70).computed == [Computed("t", [11, 12, 13], 3)]

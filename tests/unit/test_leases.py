@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.types import LeaseSnapshot
-from prefill_svc.leases import LeaseEnd, LeaseTable
+from pdserve.types import LeaseEnd, LeaseSnapshot
+from prefill_svc.leases import LeaseTable
 
 NO_TOKENS = {"0-1s": 0, "1-10s": 0, "10-60s": 0, "60s-": 0}
-NO_ENDS = {"fetched": 0, "released": 0, "expired": 0, "lost": 0}
+NO_ENDS = {"fetched": 0, "abandoned": 0, "released": 0, "expired": 0, "lost": 0}
 
 
 def table(*leases: tuple[str, int, float, float]) -> LeaseTable:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from pdserve.channel import HOLDER_SILENCE_S
 from pdserve.clock import RealClock
 from pdserve.config import SimConfig
 from pdserve.engine.base import Admitted, Prefilled, StepStats
@@ -20,6 +21,7 @@ from pdserve.types import (
     Delta,
     EngineRequest,
     FinishReason,
+    LeaseEnd,
     NixlDescriptor,
     SamplingParams,
     SimDescriptor,
@@ -240,12 +242,13 @@ async def test_a_hold_can_be_renewed_until_it_is_over() -> None:
     async with started() as engine:
         descriptor = (await read(engine, request(50), "nixl", 5)).descriptor
         await asyncio.sleep(4)
-        assert await engine.renew(descriptor, 5)
+        assert await engine.renew(descriptor, 5) is None
         await asyncio.sleep(4.9)
         assert engine.load.kv_usage > 0
         await asyncio.sleep(0.2)
         assert engine.load.kv_usage == 0
-        assert not await engine.renew(descriptor, 5)
+        assert await engine.renew(descriptor, 5) is LeaseEnd.EXPIRED
+        assert await engine.release(descriptor) is LeaseEnd.EXPIRED
 
 
 @on_virtual_time
@@ -262,7 +265,7 @@ async def test_over_grpc_blocks_can_be_asked_for_from_admission_and_come_as_they
         # 350 tokens are read, and one is written, before the last block is there; the last 100
         # travel after that.
         assert times(await answer)[0] == pytest.approx(0.35 + 0.11 + 0.2 + 0.11)
-        assert not await reader.release(prefilled.descriptor)
+        assert await reader.release(prefilled.descriptor) is LeaseEnd.FETCHED
         await busy
 
 
@@ -271,10 +274,11 @@ async def test_blocks_are_released_once_and_apart() -> None:
     async with started() as engine:
         one = await read(engine, request(50), "nixl", 5)
         two = await read(engine, request(50), "nixl", 5)
-        assert await engine.release(one.descriptor)
-        assert not await engine.release(one.descriptor)
+        assert await engine.release(one.descriptor) is LeaseEnd.RELEASED
+        assert await engine.release(one.descriptor) is LeaseEnd.RELEASED
         assert engine.load.kv_usage == 50 / CONFIG.kv_capacity_tokens
-        assert await engine.release(two.descriptor)
+        assert await engine.release(two.descriptor) is LeaseEnd.RELEASED
+        assert engine.load.kv_usage == 0
 
 
 @on_virtual_time
@@ -283,7 +287,8 @@ async def test_blocks_that_were_fetched_are_free() -> None:
         descriptor = sim_descriptor(await read(holder, request(50), "nixl", 50))
         await timed(engine, request(50), descriptor)
         assert holder.load.kv_usage == 0
-        assert not await holder.renew(descriptor, 5)
+        assert await holder.renew(descriptor, 5) is LeaseEnd.FETCHED
+        assert await holder.release(descriptor) is LeaseEnd.FETCHED
 
 
 async def refusal(engine: SimEngine, descriptor: SimDescriptor) -> ErrorReason:
@@ -304,7 +309,7 @@ async def test_a_holder_refuses_what_it_does_not_hold_and_says_why() -> None:
         await asyncio.sleep(6)
         assert await refusal(engine, theirs) is ErrorReason.KV_EXPIRED
         await timed(engine, request(50), descriptor)
-        assert await refusal(engine, descriptor) is ErrorReason.KV_EXPIRED
+        assert await refusal(engine, descriptor) is ErrorReason.KV_REUSED
 
 
 @on_virtual_time
@@ -340,7 +345,9 @@ async def test_a_holder_that_is_silent_in_mid_transfer_is_taken_for_dead(said: b
         silent = SimDescriptor(1, "nixl", "transfer", "epoch", "127.0.0.1", port)
         assert await refusal(engine, silent) is ErrorReason.KV_TRANSFER_FAILED
         # After the 50 tokens have come, where it said that they would.
-        assert now() - begun == pytest.approx(3.1 if said == b"read\n" else 3.0)
+        assert now() - begun == pytest.approx(
+            HOLDER_SILENCE_S + (0.1 if said == b"read\n" else 0.0)
+        )
         for writer in writers:
             writer.close()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,11 @@ import torch
 from pdserve.engine.kv import frames, grpc_server, holds
 from pdserve.engine.kv.blocks import CacheShape, block_rows, block_store
 from pdserve.engine.kv.grpc_fetch import Fetched, Fetcher, Order
-from pdserve.engine.kv.grpc_server import TransferServer, rectangle
-from pdserve.engine.kv.holds import End, Hold, HoldTable
+from pdserve.engine.kv.grpc_server import FETCH, TransferServer, rectangle
+from pdserve.engine.kv.holds import Hold, HoldTable
 from pdserve.errors import ErrorReason
+from pdserve.types import LeaseEnd
+from pdserve.v1.kv_transfer_pb2 import FetchRequest
 
 T = TypeVar("T")
 NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 40, 3, 32
@@ -135,7 +139,7 @@ def reason(fetched: Fetched) -> ErrorReason:
 
 
 @pytest.mark.parametrize("part_bytes", [1, 3_000, 10_000, 2**21], ids=str)
-@pytest.mark.parametrize("first_block", [0, 4, 7])
+@pytest.mark.parametrize("first_block", [0, 4, 6])
 def test_the_blocks_arrive_and_no_other_changes(
     pair: Pair, first_block: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +150,8 @@ def test_the_blocks_arrive_and_no_other_changes(
     blocks = len(HOLDER_BLOCKS) - first_block
     assert fetched.num_bytes == blocks * NUM_LAYERS * SHAPE.bytes_per_block
     pair.require_equal(first_block)
-    assert until(lambda: hold.end) is End.FETCHED
-    assert pair.table.sweep() == {"t": End.FETCHED}
+    assert until(lambda: hold.end) is LeaseEnd.FETCHED
+    assert pair.table.sweep() == {"t": LeaseEnd.FETCHED}
 
 
 def test_blocks_are_fetched_while_the_prompt_is_read(pair: Pair) -> None:
@@ -173,11 +177,38 @@ def test_a_transfer_that_nobody_holds_is_foreign(
     assert reason(pair.fetch()) is ErrorReason.KV_FOREIGN
 
 
-def test_a_hold_that_was_released_is_refused_at_once(pair: Pair) -> None:
-    pair.read_prompt()
-    pair.table.close("t", End.RELEASED)
-    assert reason(pair.fetch()) is ErrorReason.KV_FOREIGN
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize(
+    ("end", "refusal"),
+    [
+        (LeaseEnd.FETCHED, ErrorReason.KV_REUSED),
+        (LeaseEnd.ABANDONED, ErrorReason.KV_REUSED),
+        (LeaseEnd.RELEASED, ErrorReason.KV_EXPIRED),
+        (LeaseEnd.EXPIRED, ErrorReason.KV_EXPIRED),
+        (LeaseEnd.LOST, ErrorReason.KV_TRANSFER_FAILED),
+    ],
+)
+def test_a_hold_that_has_ended_is_refused_at_once_by_how_it_ended(
+    pair: Pair, end: LeaseEnd, refusal: ErrorReason, swept: bool
+) -> None:
+    hold = pair.read_prompt()
+    hold.finish(end)
+    if swept:
+        pair.table.close("t", LeaseEnd.LOST)
+    assert reason(pair.fetch()) is refusal
     pair.require_untouched()
+
+
+@pytest.mark.parametrize("first_block", [7, 8, 2**32 - 1])
+def test_blocks_beyond_the_prompt_are_refused_and_end_nothing(pair: Pair, first_block: int) -> None:
+    hold = pair.read_prompt()
+    fetched = pair.fetch(replace(pair.order(6), first_block=first_block))
+    assert reason(fetched) is ErrorReason.KV_TRANSFER_FAILED
+    assert fetched.failure is not None
+    assert f"block {first_block} of 7" in fetched.failure.message
+    assert hold.end is None
+    assert pair.fetch().failure is None
+    pair.require_equal()
 
 
 def test_another_epoch_is_refused(pair: Pair) -> None:
@@ -200,7 +231,10 @@ def test_a_reader_must_carry_the_fleet_key(
 ) -> None:
     pair = make_pair(key="right", readers_key=readers_key)
     pair.read_prompt()
-    assert reason(pair.fetch()) is ErrorReason.UNAUTHENTICATED
+    fetched = pair.fetch()
+    assert reason(fetched) is ErrorReason.KV_TRANSFER_FAILED
+    assert fetched.failure is not None
+    assert "the fleet key is missing or wrong" in fetched.failure.message
 
 
 def test_a_reader_with_the_fleet_key_is_served(make_pair: Callable[..., Pair]) -> None:
@@ -245,7 +279,7 @@ def test_bytes_that_changed_on_the_way_are_refused(
     hold = pair.read_prompt()
     assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
     pair.require_untouched()
-    assert until(lambda: hold.end) in (End.ABANDONED, End.FETCHED)
+    assert until(lambda: hold.end) in (LeaseEnd.ABANDONED, LeaseEnd.FETCHED)
 
 
 def test_blocks_that_were_left_out_are_missed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +291,7 @@ def test_blocks_that_were_left_out_are_missed(pair: Pair, monkeypatch: pytest.Mo
 
 def test_taking_blocks_back_ends_the_transfer(pair: Pair) -> None:
     pair.begin()
-    pair.table.close("t", End.ABANDONED)
+    pair.table.close("t", LeaseEnd.LOST)
     # From here on the blocks are another prompt's.
     assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
 
@@ -268,7 +302,75 @@ def test_a_cancelled_fetch_ends_at_once_and_frees_the_holder(pair: Pair) -> None
     begun = time.monotonic()
     assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
     assert time.monotonic() - begun < 1
-    assert until(lambda: hold.end) is End.ABANDONED
+    assert until(lambda: hold.end) is LeaseEnd.ABANDONED
+
+
+def test_a_prompt_that_is_read_anew_elsewhere_is_waited_for(pair: Pair) -> None:
+    hold = pair.begin()
+    hold.rewind()
+    # Its old blocks are another prompt's from here on.
+    for layer in pair.theirs.values():
+        layer[[33, *HOLDER_BLOCKS[1:]]] = layer[HOLDER_BLOCKS]
+        layer[HOLDER_BLOCKS[0]] = 0
+    elsewhere = [33, *HOLDER_BLOCKS[1:]]
+    hold.extend(elsewhere[:1], 1, lambda: None)
+    hold.extend(elsewhere[1:], 7, lambda: None)
+    assert pair.ended().failure is None
+    for ours, theirs in zip(pair.ours.values(), pair.theirs.values(), strict=True):
+        assert torch.equal(ours[READER_BLOCKS], theirs[elsewhere])
+
+
+def test_a_reader_that_takes_nothing_is_turned_out_when_the_hold_has_ended(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "LEAVE_S", 0.05)
+    hold = pair.read_prompt()
+    sending, left = threading.Event(), threading.Event()
+    leave = hold.leave
+
+    def write(*_: object) -> tuple[bytes, int]:
+        sending.set()
+        return bytes(2**26), 0  # more than any window
+
+    def leaving(end: LeaseEnd) -> None:
+        leave(end)
+        left.set()
+
+    monkeypatch.setattr(frames, "write", write)
+    monkeypatch.setattr(hold, "leave", leaving)
+    with grpc.insecure_channel(f"127.0.0.1:{pair.server.port}") as channel:
+        fetch: Any = channel.unary_stream(FETCH, request_serializer=FetchRequest.SerializeToString)
+        call = fetch(FetchRequest(transfer_id="t", epoch="epoch"))
+        assert sending.wait(10)
+        pair.table.close("t", LeaseEnd.EXPIRED)
+        assert left.wait(10)
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK],
+    ids=lambda c: c.name,
+)
+def test_whatever_a_holder_says_is_a_failed_transfer(code: grpc.StatusCode) -> None:
+    handler = grpc.unary_stream_rpc_method_handler(
+        lambda _, context: context.abort(code, "no"), request_deserializer=FetchRequest.FromString
+    )
+    service, method = FETCH.strip("/").split("/")
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    fetcher = Fetcher(block_store(block_rows(cache(2), NUM_BLOCKS)), SHAPE, 0, None, 10)
+    try:
+        fetcher.start(Order("r", "t", "epoch", "127.0.0.1", [port], 70, 0, [1, 2, 3]))
+        (fetched,) = until(fetcher.finished)
+        assert reason(fetched) is ErrorReason.KV_TRANSFER_FAILED
+    finally:
+        fetcher.close()
+        server.stop(0)
 
 
 def test_a_holder_that_is_gone_fails_the_fetch(pair: Pair) -> None:
@@ -281,22 +383,6 @@ def test_a_holder_that_sends_nothing_is_given_up(make_pair: Callable[..., Pair])
     pair = make_pair(timeout_s=0.1)
     pair.admit()
     assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
-
-
-def test_a_hold_that_nobody_fetches_runs_out() -> None:
-    now = [0.0]
-    table = HoldTable(lambda: now[0])
-    table.open(Hold("t", NUM_TOKENS, 7))
-    now[0] = 100
-    assert table.sweep() == {}, "it is being read"
-    table.expire_at("t", 5)
-    now[0] = 104
-    table.expire_at("t", 5)
-    now[0] = 108
-    assert table.sweep() == {}
-    now[0] = 109
-    assert table.sweep() == {"t": End.EXPIRED}
-    assert table.get("t") is None
 
 
 @pytest.mark.parametrize(

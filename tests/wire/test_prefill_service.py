@@ -10,12 +10,14 @@ import pytest
 
 from pdserve import convert
 from pdserve.channel import channel
+from pdserve.engine.sim import SimEngine
 from pdserve.errors import ErrorReason
 from pdserve.handle import digest, is_intact
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import EngineRequest, Role
+from pdserve.types import EngineRequest, LeaseEnd, Role
 from pdserve.v1 import prefill_pb2
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
+from prefill_svc import service
 from tests.support.sim_worker import (
     FAST,
     SEAL_KEY,
@@ -160,6 +162,28 @@ async def test_a_lease_whose_blocks_were_fetched_ends_of_itself(worker: SimWorke
     await SessionClient(worker.channel).run(request(), claim.handle)
     assert await claim.call.read() is grpc.aio.EOF
     assert ends(worker) == {"fetched": 1}
+
+
+@pytest.mark.parametrize("asked_by", ["renew", "release"])
+@pytest.mark.parametrize("end", LeaseEnd)
+async def test_a_lease_ends_as_the_engine_says_that_its_hold_ended(
+    worker: SimWorker, end: LeaseEnd, asked_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def renew(*_: object) -> LeaseEnd | None:
+        return end if asked_by == "renew" else None
+
+    async def release(*_: object) -> LeaseEnd:
+        await SimEngine.release(worker.engine, *_)  # type: ignore[arg-type]
+        return end
+
+    monkeypatch.setattr(worker.engine, "renew", renew)
+    monkeypatch.setattr(worker.engine, "release", release)
+    monkeypatch.setattr(service, "RENEW_S", 0.01)
+    claim = await prefill(worker, request())
+    if asked_by == "release":
+        claim.call.cancel()
+    await worker.workload.ended()
+    assert ends(worker) == {end: 1}
 
 
 async def test_a_prompt_that_is_not_read_to_its_end_loses_its_early_lease() -> None:

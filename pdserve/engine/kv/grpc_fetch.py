@@ -18,6 +18,7 @@ from grpc.experimental import ChannelOptions
 from pdserve.channel import TRANSFER_OPTIONS
 from pdserve.engine.kv import frames
 from pdserve.engine.kv.blocks import BlockStore, CacheShape
+from pdserve.engine.kv.connections import Connections
 from pdserve.engine.kv.grpc_server import FETCH
 from pdserve.engine.kv.heap import keep_freed_parts
 from pdserve.errors import DecodeError, ErrorReason
@@ -68,6 +69,7 @@ class Fetched:
 @dataclass(slots=True)
 class _Running:
     order: Order
+    address: str
     progress: float
     call: Any = None
     cancelled: bool = False
@@ -87,7 +89,7 @@ class Fetcher:
         self._metadata = call_metadata(key)
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="kv-fetch")
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels = Connections(_connect, lambda channel: channel.close())
         self._running: dict[str, _Running] = {}
         self._ended: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -95,11 +97,9 @@ class Fetcher:
     def start(self, order: Order) -> None:
         host = f"[{order.host}]" if ":" in order.host else order.host
         address = f"{host}:{order.ports[self._rank]}"
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.insecure_channel(address, options=_OPTIONS)
-            self._channels[address] = channel
-        running = _Running(order, time.monotonic())
+        in_use = {running.address for running in self._running.values()}
+        channel = self._channels.to(address, in_use)
+        running = _Running(order, address, time.monotonic())
         self._running[order.request_id] = running
         self._threads.submit(self._run, running, channel)
 
@@ -129,8 +129,7 @@ class Fetcher:
     def close(self) -> None:
         for request_id in self._running:
             self.cancel(request_id)
-        for channel in self._channels.values():
-            channel.close()
+        self._channels.close()
         self._threads.shutdown(wait=False)
 
     def _run(self, running: _Running, channel: grpc.Channel) -> None:
@@ -246,6 +245,10 @@ class _Intake:
         self.num_bytes += size
 
 
+def _connect(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=_OPTIONS)
+
+
 def _failed(message: str) -> DecodeError:
     return DecodeError(ErrorReason.KV_TRANSFER_FAILED, message)
 
@@ -253,5 +256,8 @@ def _failed(message: str) -> DecodeError:
 def _cause(error: Exception) -> DecodeError:
     if isinstance(error, grpc.RpcError):
         cause = from_rpc_error(error, lost=ErrorReason.KV_TRANSFER_FAILED)
-        return DecodeError(cause.reason, cause.message)
+        if cause.reason.concerns_kv:
+            return DecodeError(cause.reason, cause.message)
+        # Whatever else a holder says is no word on the request, which it knows nothing of.
+        return _failed(f"the holder of the KV blocks refused: {cause.message}")
     return _failed(f"{type(error).__name__}: {error}")

@@ -35,12 +35,15 @@ class Computed:
 
 @dataclass(slots=True)
 class StepOrders:
-    """What the workers are told with one step; before it: `withdrawn`, the rest after it.
+    """What the workers are told with one step; before it: `withdrawn`, `rewound` and
+    `announced`, the rest after it.
 
-    `finished` maps transfer ids to the request and the seconds that its blocks are held.
+    `rewound` prompts lost their blocks and will be read anew. `finished` maps transfer ids to
+    the request and the seconds that its blocks are held.
     """
 
     withdrawn: list[str] = field(default_factory=list)
+    rewound: list[str] = field(default_factory=list)
     announced: list[Announced] = field(default_factory=list)
     computed: list[Computed] = field(default_factory=list)
     finished: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -81,9 +84,12 @@ class GrpcScheduler:
         order = _order(request)
         match order.get("kind"):
             case Kind.HOLD:
-                reading = _Reading(request, order["transfer_id"], order["lease_s"])
+                transfer_id, num_tokens = order["transfer_id"], request.num_prompt_tokens
+                reading = _Reading(request, transfer_id, order["lease_s"])
                 self._reading[request.request_id] = reading
-                self._announce(reading)
+                self._orders.announced.append(
+                    Announced(transfer_id, num_tokens, self._num_blocks(num_tokens))
+                )
             case Kind.RENEW:
                 self._orders.renewed[order["transfer_id"]] = order["lease_s"]
             case Kind.RELEASE:
@@ -123,9 +129,10 @@ class GrpcScheduler:
         """What the step that is about to run means for the workers."""
         for request_id, reading in self._reading.items():
             if reading.request.status.name == "PREEMPTED" and reading.told:
-                # Its blocks are somebody else's now; it will be read anew.
-                self._orders.withdrawn.append(reading.transfer_id)
-                self._announce(reading)
+                # Its blocks are somebody else's now. A reader waits for the new ones: nothing
+                # is wrong with the pair.
+                self._orders.rewound.append(reading.transfer_id)
+                reading.told = 0
             scheduled = scheduler_output.num_scheduled_tokens.get(request_id, 0)
             if scheduled:
                 self._tell_computed(reading, reading.request.num_computed_tokens + scheduled)
@@ -152,13 +159,6 @@ class GrpcScheduler:
     def received(self, request_ids: set[str]) -> None:
         """Their fetches have ended."""
         self._fetching -= request_ids
-
-    def _announce(self, reading: _Reading) -> None:
-        reading.told = 0
-        num_tokens = reading.request.num_prompt_tokens
-        self._orders.announced.append(
-            Announced(reading.transfer_id, num_tokens, self._num_blocks(num_tokens))
-        )
 
     def _tell_computed(self, reading: _Reading, num_tokens: int) -> None:
         num_prompt_tokens = reading.request.num_prompt_tokens

@@ -9,13 +9,15 @@ from typing import Any
 
 import grpc
 
+from pdserve.channel import TRANSFER_KEEPALIVE
 from pdserve.engine.kv import frames
 from pdserve.engine.kv.blocks import BlockStore, CacheShape
 from pdserve.engine.kv.heap import keep_freed_parts
-from pdserve.engine.kv.holds import End, Hold, HoldTable
+from pdserve.engine.kv.holds import Hold, HoldTable
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.fleet_key import carries_key
 from pdserve.rpc_errors import to_status
+from pdserve.types import LeaseEnd
 from pdserve.v1.kv_transfer_pb2 import DESCRIPTOR, FetchRequest, FetchResponse, KvManifest
 
 PART_BYTES = 1024 * 1024
@@ -24,6 +26,8 @@ _MAX_FETCHES = 1024
 """Threads are made when they are needed; a fetch that found none would wait for one that waits
 for the engine, which may wait for room that the first is to free."""
 _OPTIONS = (
+    # A reader that has stopped holds a thread until it is found out.
+    *TRANSFER_KEEPALIVE,
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 300),
@@ -80,18 +84,24 @@ class TransferServer:
         try:
             self._check(request, context)
             hold = self._holds.find(request.transfer_id, context.is_active)
-            hold.take()
+            if request.first_block >= hold.num_blocks:
+                raise RejectedError(
+                    ErrorReason.INVALID_ARGUMENT,
+                    f"block {request.first_block} of {hold.num_blocks} was asked for",
+                    param="first_block",
+                )
+            hold.take(context.cancel)
         except PdserveError as error:
             context.abort_with_status(to_status(error))
         context.add_callback(hold.wake)
-        end = End.ABANDONED
+        end = LeaseEnd.ABANDONED
         try:
             if (yield from self._parts(hold, request.first_block, context)):
-                end = End.FETCHED
+                end = LeaseEnd.FETCHED
         except PrefillError as error:
             context.abort_with_status(to_status(error))
         finally:
-            hold.finish(end)
+            hold.leave(end)
 
     def _check(self, request: FetchRequest, context: Context) -> None:
         metadata = dict(context.invocation_metadata())
@@ -128,19 +138,24 @@ class TransferServer:
                 last = min(first + blocks_a_part, readable)
                 for start in range(0, shape.num_layers, layers_a_part):
                     layers = range(start, min(start + layers_a_part, shape.num_layers))
-                    message, checksum = self._part(hold, first, last, layers)
+                    part = self._part(hold, first, last, layers, context)
+                    if part is None:
+                        return False
+                    message, checksum = part
                     digest.add(checksum)
                     yield message
                 first = last
         yield FetchResponse(digest=digest.message()).SerializeToString()
         return True
 
-    def _part(self, hold: Hold, first: int, last: int, layers: range) -> tuple[bytes, int]:
+    def _part(
+        self, hold: Hold, first: int, last: int, layers: range, context: Context
+    ) -> tuple[bytes, int] | None:
         def copy(blocks: list[int]) -> tuple[bytes, int]:
             pieces = self._store.gather(blocks, layers)
             return frames.write(first, last - first, layers.start, len(layers), pieces)
 
-        return hold.copy(first, last, copy)
+        return hold.copy(first, last, context.is_active, copy)
 
 
 def rectangle(shape: CacheShape) -> tuple[int, int]:

@@ -7,11 +7,12 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from pdserve.errors import DecodeError
+from pdserve.types import LeaseEnd
 
 
 class GrpcStats(KVConnectorStats):  # type: ignore[misc]
     """`data` has lists, to be read by `pdserve.engine.vllm_stats`: `transfers` as (bytes,
-    seconds), `failures` as (transfer id, reason, message), `ended` as the ids of holds."""
+    seconds), `failures` as (transfer id, reason, message), `ended` as (transfer id, LeaseEnd)."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         super().__init__(data or {})
@@ -27,8 +28,8 @@ class GrpcStats(KVConnectorStats):  # type: ignore[misc]
     def failed(self, transfer_id: str, failure: DecodeError) -> None:
         self.data["failures"].append((transfer_id, failure.reason.name, failure.message))
 
-    def hold_ended(self, transfer_id: str) -> None:
-        self.data["ended"].append(transfer_id)
+    def hold_ended(self, transfer_id: str, end: LeaseEnd) -> None:
+        self.data["ended"].append((transfer_id, end.value))
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, values in other.data.items():

@@ -12,7 +12,8 @@ from pdserve.engine.kv.grpc_fetch import Fetcher
 from pdserve.engine.kv.grpc_scheduler import StepOrders
 from pdserve.engine.kv.grpc_server import TransferServer
 from pdserve.engine.kv.grpc_stats import GrpcStats
-from pdserve.engine.kv.holds import End, Hold, HoldTable
+from pdserve.engine.kv.holds import Hold, HoldTable
+from pdserve.types import LeaseEnd
 
 logger = init_logger("vllm." + __name__)
 
@@ -56,7 +57,11 @@ class GrpcWorker:
     def before_step(self, orders: StepOrders) -> None:
         """Takes back what the step may overwrite."""
         for transfer_id in orders.withdrawn:
-            self._holds.close(transfer_id, End.ABANDONED)
+            self._holds.close(transfer_id, LeaseEnd.LOST)
+        for transfer_id in orders.rewound:
+            hold = self._holds.get(transfer_id)
+            if hold is not None:
+                hold.rewind()
         for announced in orders.announced:
             self._holds.open(
                 Hold(announced.transfer_id, announced.num_tokens, announced.num_blocks)
@@ -77,7 +82,7 @@ class GrpcWorker:
         for transfer_id in orders.released:
             hold = self._holds.get(transfer_id)
             if hold is not None:
-                hold.finish(End.RELEASED)
+                hold.finish(LeaseEnd.RELEASED)
         for request_id in orders.cancelled:
             self._fetcher.cancel(request_id)
         for order in orders.fetches:
@@ -87,8 +92,8 @@ class GrpcWorker:
         results = KVConnectorTransferResults()
         for transfer_id, end in self._holds.sweep().items():
             results.finished_sending.add(self._requests.pop(transfer_id))
-            self._stats.hold_ended(transfer_id)
-            if end is End.EXPIRED:
+            self._stats.hold_ended(transfer_id, end)
+            if end is LeaseEnd.EXPIRED:
                 logger.warning("KV blocks were held to the end and not fetched")
         for fetched in self._fetcher.finished():
             results.finished_recving.add(fetched.order.request_id)

@@ -11,6 +11,7 @@ It travels on the NIXL side channel (ZeroMQ, msgpack), beside vLLM's own handsha
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -20,31 +21,45 @@ from enum import Enum
 import msgspec
 import zmq
 
+from pdserve.channel import HOLDER_SILENCE_S
+from pdserve.engine.kv.connections import Connections
+from pdserve.errors import DecodeError, ErrorReason
+
 QUESTION = b"pdserve_lease"
 ASK_EVERY_S = 1.0
 """How often the holder is asked while a read is under way."""
-SILENCE_S = 3.0
-"""A holder that has not answered for this long is taken for dead."""
-PING_S = 2.0
-"""How long the first contact with a holder may take."""
-
 BlockGroups = tuple[tuple[int, ...], ...]
 Address = tuple[str, int]
 
+_REFUSALS = {
+    reason.name: (reason, message)
+    for reason, message in (
+        (ErrorReason.KV_FOREIGN, "the prefill engine never held such KV blocks"),
+        (ErrorReason.KV_EXPIRED, "the lease on the KV blocks has ended"),
+        (ErrorReason.KV_STALE_EPOCH, "the prefill engine was restarted meanwhile"),
+    )
+}
+
 
 class Ask(msgspec.Struct, array_like=True):
-    """Whether `request_id` still holds exactly `blocks`; `number` comes back in the answer."""
+    """Whether `request_id` of the engine still holds exactly `blocks`; `number` comes back in
+    the answer."""
 
     kind: bytes
     number: int
+    engine_id: str
     request_id: str
     blocks: BlockGroups
 
 
 class Answer(msgspec.Struct, array_like=True):
-    number: int
-    held: bool
+    """`refusal` is the name of an ErrorReason; empty where the blocks are held."""
 
+    number: int
+    refusal: str
+
+
+_logger = logging.getLogger(f"vllm.{__name__}")
 
 _ENCODER = msgspec.msgpack.Encoder()
 _ASKS = msgspec.msgpack.Decoder(Ask)
@@ -56,26 +71,41 @@ def block_groups(groups: object) -> BlockGroups:
     return tuple(tuple(int(block) for block in group) for group in groups)  # type: ignore[attr-defined]
 
 
-def answer(question: bytes, held: Callable[[str, BlockGroups], bool]) -> bytes:
-    """The holder's answer to an encoded `Ask`."""
+def answer(question: bytes, refusal: Callable[[Ask], ErrorReason | None]) -> bytes:
+    """The holder's answer to an encoded `Ask`. Raises msgspec.DecodeError for anything else."""
     ask = _ASKS.decode(question)
-    return _ENCODER.encode(Answer(ask.number, held(ask.request_id, ask.blocks)))
+    reason = refusal(ask)
+    return _ENCODER.encode(Answer(ask.number, "" if reason is None else reason.name))
 
 
-def ping(address: Address) -> None:
-    """Raises ConnectionError unless a holder listens at `address` and answers within PING_S.
+def failure(refusal: str) -> DecodeError:
+    """What a holder's refusal means for the request that its blocks were for."""
+    reason = _REFUSALS.get(refusal)
+    if reason is None:
+        return DecodeError(ErrorReason.KV_TRANSFER_FAILED, "the prefill engine is silent")
+    return DecodeError(*reason)
+
+
+def ping(address: Address, engine_id: str) -> None:
+    """Raises DecodeError unless this engine listens at `address` and answers: KV_STALE_EPOCH for
+    another one there.
 
     ZeroMQ alone would wait for a port where nobody listens as long as for a slow answer.
     """
     host, port = address
     try:
-        socket.create_connection((host, port), PING_S).close()
+        socket.create_connection((host, port), HOLDER_SILENCE_S).close()
     except OSError as error:
-        raise ConnectionError(f"prefill engine is not reachable: {error}") from error
+        raise DecodeError(
+            ErrorReason.KV_TRANSFER_FAILED, "the prefill engine is not reachable"
+        ) from error
     with _dealer(zmq.Context.instance(), address) as dealer:
-        dealer.send_multipart([b"", _ENCODER.encode(Ask(QUESTION, 0, "", ()))])
-        if not dealer.poll(int(PING_S * 1000)):
-            raise ConnectionError("prefill engine does not answer")
+        dealer.send_multipart([b"", _ENCODER.encode(Ask(QUESTION, 0, engine_id, "", ()))])
+        if not dealer.poll(int(HOLDER_SILENCE_S * 1000)):
+            raise failure("")
+        reply = _answer_in(dealer.recv_multipart())
+    if reply is not None and reply.refusal == ErrorReason.KV_STALE_EPOCH.name:
+        raise failure(reply.refusal)
 
 
 class Verdict(Enum):
@@ -86,15 +116,24 @@ class Verdict(Enum):
     VOID = "void"
 
 
-@dataclass(slots=True)
-class _Watch:
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a handle says: these blocks are held by a request of an engine."""
+
     address: Address
+    engine_id: str
     request_id: str
     blocks: BlockGroups
+
+
+@dataclass(slots=True)
+class _Watch:
+    lease: Lease
     asked_at: float
     unanswered_since: float | None = None
     final: int | None = None
     verdict: Verdict = Verdict.OPEN
+    refusal: str = ""
     numbers: set[int] = field(default_factory=set)
 
 
@@ -107,18 +146,24 @@ class LeaseWatcher:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._context = zmq.Context()
-        self._dealers: dict[Address, zmq.Socket[bytes]] = {}
+        self._dealers: Connections[Address, zmq.Socket[bytes]] = Connections(
+            lambda address: _connect(self._context, address), lambda dealer: dealer.close()
+        )
         self._watches: dict[str, _Watch] = {}
         self._by_number: dict[int, str] = {}
         self._last_number = 0
 
-    def begin(self, key: str, address: Address, request_id: str, blocks: BlockGroups) -> None:
-        """A read began: of `blocks`, which `request_id` holds at `address`."""
+    def begin(self, key: str, lease: Lease) -> None:
+        """A read of blocks on lease began."""
         if key not in self._watches:
-            self._watches[key] = _Watch(address, request_id, blocks, self._clock())
+            self._watches[key] = _Watch(lease, self._clock())
 
     def watches(self, key: str) -> bool:
         return key in self._watches
+
+    def failure(self, key: str) -> DecodeError:
+        """Why a read is void."""
+        return failure(self._watches[key].refusal)
 
     def read_ended(self, key: str) -> None:
         """The read's bytes have all arrived: only an answer to a question from now on counts."""
@@ -147,7 +192,7 @@ class LeaseWatcher:
             self._receive()
         for watch in self._watches.values():
             silent_since = watch.unanswered_since
-            if silent_since is not None and self._clock() - silent_since >= SILENCE_S:
+            if silent_since is not None and self._clock() - silent_since >= HOLDER_SILENCE_S:
                 watch.verdict = Verdict.VOID
         return {key: watch.verdict for key, watch in self._watches.items()}
 
@@ -168,11 +213,12 @@ class LeaseWatcher:
         watch.asked_at = self._clock()
         if watch.unanswered_since is None:
             watch.unanswered_since = watch.asked_at
-        dealer = self._dealers.get(watch.address)
-        if dealer is None:
-            dealer = _connect(self._context, watch.address)
-            self._dealers[watch.address] = dealer
-        question = _ENCODER.encode(Ask(QUESTION, number, watch.request_id, watch.blocks))
+        lease = watch.lease
+        in_use = {other.lease.address for other in self._watches.values()}
+        dealer = self._dealers.to(lease.address, in_use)
+        question = _ENCODER.encode(
+            Ask(QUESTION, number, lease.engine_id, lease.request_id, lease.blocks)
+        )
         # A full pipe means that the holder has not answered for long: silence says so.
         with contextlib.suppress(zmq.Again):
             dealer.send_multipart([b"", question], zmq.NOBLOCK)
@@ -180,15 +226,16 @@ class LeaseWatcher:
 
     def _wait(self, seconds: float) -> None:
         poller = zmq.Poller()
-        for dealer in self._dealers.values():
+        for dealer in self._dealers:
             poller.register(dealer, zmq.POLLIN)
         poller.poll(max(1, int(seconds * 1000)))
 
     def _receive(self) -> None:
-        for dealer in self._dealers.values():
+        for dealer in self._dealers:
             while dealer.poll(0):
-                reply = _ANSWERS.decode(dealer.recv_multipart()[-1])
-                self._take(reply)
+                reply = _answer_in(dealer.recv_multipart())
+                if reply is not None:
+                    self._take(reply)
 
     def _take(self, reply: Answer) -> None:
         watch = self._watches.get(self._by_number.pop(reply.number, ""))
@@ -196,10 +243,20 @@ class LeaseWatcher:
             return  # asked for a read that has ended since
         watch.numbers.discard(reply.number)
         watch.unanswered_since = None
-        if not reply.held:
+        if reply.refusal:
+            watch.refusal = reply.refusal
             watch.verdict = Verdict.VOID
         elif reply.number == watch.final:
             watch.verdict = Verdict.GOOD
+
+
+def _answer_in(frames: list[bytes]) -> Answer | None:
+    """None for a message that is none: whoever sends no answer is silent."""
+    try:
+        return _ANSWERS.decode(frames[-1])
+    except msgspec.DecodeError as error:
+        _logger.warning("a prefill engine sent what is no answer: %s", error)
+        return None
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], address: Address) -> zmq.Socket[bytes]:

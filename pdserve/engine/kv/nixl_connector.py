@@ -9,6 +9,8 @@ connector has faults that are mended in the two halves of this one:
 * a prefill engine that is dead or stopped is waited for long, or for ever: ping, silence;
 * a malformed descriptor ends the decode engine: only its request fails;
 * a side channel port that is taken hangs the start: it is bound before anything waits;
+* one message that is no handshake ends the side channel: `side_channel`;
+* nobody is told how a hold ended, nor why a read failed: `nixl_stats`;
 * the compute thread is moved to another core and NIXL's thread spins: `mends`.
 """
 
@@ -18,12 +20,14 @@ from typing import Any
 
 from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
     NixlBaseConnector,
     NixlPullConnector,
 )
 
 from pdserve.engine.kv.nixl_scheduler import LeasingScheduler
+from pdserve.engine.kv.nixl_stats import NixlStats
 from pdserve.engine.kv.nixl_worker import VerifyingWorker
 
 _WRITTEN_FOR = "0.32."
@@ -46,3 +50,7 @@ class PdNixlConnector(NixlPullConnector):  # type: ignore[misc]
             )
         else:
             self.connector_worker = VerifyingWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        return NixlStats(data=data or {})

@@ -19,6 +19,9 @@ from vllm.logger import init_logger
 from pdserve.engine.kv import lease
 from pdserve.engine.kv.layout import block_layout
 from pdserve.engine.kv.mends import cores_kept, progress_thread_paced
+from pdserve.engine.kv.nixl_stats import NixlStats
+from pdserve.errors import DecodeError
+from pdserve.types import LeaseEnd
 
 logger = init_logger("vllm." + __name__)
 
@@ -30,9 +33,7 @@ _ANSWER_WAIT_S = 0.002
 class _Source:
     """Where the read that is being posted comes from; `notice` tells the holder to free it."""
 
-    address: lease.Address
-    request_id: str
-    blocks: lease.BlockGroups
+    lease: lease.Lease
     notice: bytes | None = None
 
     def take_notice(self) -> bytes | None:
@@ -56,6 +57,7 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._released: set[str] = set()
         with cores_kept(), progress_thread_paced(nixlBind):
             super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.xfer_stats = NixlStats()
         self._hold_back_notices()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
@@ -86,16 +88,43 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self.expected_consumer_notifications_by_req.pop(request_id, None)
                 self._released.add(request_id)
 
+    def _get_new_notifs(self) -> set[str]:
+        fetched: set[str] = super()._get_new_notifs()
+        self._tell_ended(fetched, LeaseEnd.FETCHED)
+        return fetched
+
     def _reap_expired_send_leases(self, done_sending: set[str]) -> None:
+        before = set(done_sending)
         super()._reap_expired_send_leases(done_sending)
+        self._tell_ended(done_sending - before, LeaseEnd.EXPIRED)
+        self._tell_ended(self._released, LeaseEnd.RELEASED)
         done_sending.update(self._released)
         self._released.clear()
+
+    def _tell_ended(self, request_ids: set[str], end: LeaseEnd) -> None:
+        for request_id in request_ids:
+            self.xfer_stats.hold_ended(request_id, end)
 
     # The reader's side.
 
     def _nixl_handshake(self, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        lease.ping((host, port))
+        _, engine_id = args[:2]
+        lease.ping((host, port), engine_id)
         return super()._nixl_handshake(host, port, *args, **kwargs)
+
+    def _log_failure(
+        self,
+        failure_type: str,
+        req_id: str | None,
+        msg: str = "",
+        error: BaseException | None = None,
+        meta: Any = None,
+        **context: Any,
+    ) -> None:
+        super()._log_failure(failure_type, req_id, msg, error, meta, **context)
+        if isinstance(error, DecodeError) and req_id is not None:
+            remote = (meta or self._recving_metadata[req_id]).remote
+            self.xfer_stats.failed(remote.request_id, error)
 
     def _hold_back_notices(self) -> None:
         """Takes the notice that frees the holder's blocks off each read: it is sent later."""
@@ -112,7 +141,9 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         remote = meta.remote
         # Before vLLM maps the block numbers to those of its kernels.
         blocks = lease.block_groups(remote.block_ids)
-        self._source = _Source((remote.host, remote.port), remote.request_id, blocks)
+        self._source = _Source(
+            lease.Lease((remote.host, remote.port), remote.engine_id, remote.request_id, blocks)
+        )
         try:
             super()._read_blocks_for_req(req_id, meta)
         except Exception as error:
@@ -134,7 +165,7 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         rank = (0, kwargs["read_spec"].remote_rank)
         agent = self._remote_agents[kwargs["dst_engine_id"]][rank]
         self._pending_recv_notifs.setdefault(request_id, []).append((agent, notice))
-        self._watcher.begin(request_id, source.address, source.request_id, source.blocks)
+        self._watcher.begin(request_id, source.lease)
         self._began.setdefault(request_id, time.monotonic())
         return True
 
@@ -153,7 +184,9 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             elif request_id in failed or verdict is not lease.Verdict.OPEN:
                 done.add(request_id)
                 if verdict is lease.Verdict.VOID and request_id not in self._given_up:
-                    self._log_failure("lease_lost", request_id)
+                    self._log_failure(
+                        "lease_lost", request_id, error=self._watcher.failure(request_id)
+                    )
                     self._handle_failed_transfer(request_id, None, failed)
         for request_id in done:
             self._watcher.end(request_id)
@@ -170,7 +203,9 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         late = time.monotonic() - self._began[request_id] > self._transfer_timeout_s
         if (late or verdict is lease.Verdict.VOID) and request_id not in self._given_up:
             self._given_up.add(request_id)
-            self._log_failure("read_given_up", request_id)
+            void = verdict is lease.Verdict.VOID
+            failure = self._watcher.failure(request_id) if void else None
+            self._log_failure("read_given_up", request_id, error=failure)
             self.xfer_stats.record_failed_transfer()
             meta = self._recving_metadata[request_id]
             if not self._is_hma_required:
