@@ -22,14 +22,16 @@ serve: ## a whole system on this machine, until Ctrl-C; ARGS="--mode auto" go to
 check: install ## lint, types, import law, wire contract, generated files, manifests
 	@scripts/check
 
-test: check test-fast ## make check, then every test
+test: check test-fast ## make check, every test, 300 simulated runs of faults
+	@$(bin)/pdserve simulate faults --seeds 300
 	@exec $(bin)/python -m pytest -m vllm $(ARGS)
 
 test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go to pytest
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: install ## the fault suite with new seeds for an hour; SOAK_S=600 for ten minutes
-	@exec $(bin)/python -m tests.faults $(ARGS)
+soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
+	@$(bin)/pdserve simulate faults --seconds $${SOAK_S:-3600} & simulated=$$!; \
+	$(bin)/python -m tests.faults $(ARGS); suite=$$?; wait $$simulated && exit $$suite
 
 proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
 	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }

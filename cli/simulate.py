@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from measure.simulation.fault_run import Result
     from measure.simulation.trace_run import Summary
     from measure.simulation.traces import Arrival
 
@@ -38,11 +41,6 @@ class GpuName(StrEnum):
 class PrecisionName(StrEnum):
     BF16 = "bf16"
     FP8 = "fp8"
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps each verb a word of its own: typer merges a lone command with its group."""
 
 
 @app.command()
@@ -98,6 +96,52 @@ def trace(  # noqa: PLR0913  (one option each)
         raise CliError(str(error)) from None
     told = summary(seen, Targets(ttft, tpot))
     print(json.dumps(asdict(told), indent=2) if as_json else _words(told))
+
+
+@app.command()
+def faults(
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs.")] = 300,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first run.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, help="Goes on for so long instead, with fresh seeds.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="This run alone, told step by step.")
+    ] = None,
+) -> None:
+    """Faults of every kind at every moment, drawn from seeds; then the invariants are checked."""
+    import time
+    from itertools import count, takewhile
+
+    from measure.simulation.faults import play_all
+
+    if seed is not None:
+        tally = play_all([seed], lambda result: print("\n".join((*result.journal, result.digest))))
+    else:
+        given: Iterable[int] = range(first, first + seeds)
+        if seconds is not None:
+            end = time.monotonic() + seconds
+            given = takewhile(
+                lambda _: time.monotonic() < end, count(first or time.time_ns() % 10**9)
+            )
+        tally = play_all(given, _tell_broken)
+        print(f"requests {tally.requests}: {_counts(tally.ends)}")
+        print(f"faults {tally.faults.total()}: {_counts(tally.faults)}")
+    print(f"seeds {tally.runs}, invariants broken {tally.broken}")
+    if tally.broken:
+        raise typer.Exit(1)
+
+
+def _tell_broken(result: Result) -> None:
+    for words in result.broken:
+        print(f"seed {result.seed}: {words}", flush=True)
+    if result.broken:
+        print(f"again: pdserve simulate faults --seed {result.seed}", flush=True)
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.most_common())
 
 
 def _arrivals(traffic: str, duration_s: float, rate: float, seed: int) -> list[Arrival]:

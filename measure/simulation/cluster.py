@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from itertools import product
+from typing import Any, NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -128,14 +129,22 @@ async def _trust(fleet: Fleet) -> None:
 
 
 @contextmanager
-def silent_logs() -> Iterator[None]:
-    """What the coordinator and its workers log is not even put together."""
+def error_logs() -> Iterator[list[str]]:
+    """What is logged as an error, by the coordinator and its workers; the rest is not even put
+    together."""
+    errors: list[str] = []
+
+    def note(_: Any, __: str, entry: MutableMapping[str, Any]) -> NoReturn:
+        errors.append(f"{entry['event']}: {entry.get('exc_info')!r}")
+        raise structlog.DropEvent
+
     before = structlog.get_config()
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
+        processors=[note],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         cache_logger_on_first_use=False,
     )
     try:
-        yield
+        yield errors
     finally:
         structlog.configure(**before)

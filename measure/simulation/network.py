@@ -57,7 +57,8 @@ class Host:
         self.resume()
 
     def pause(self) -> None:
-        if not self.paused:
+        """Quiet where no process runs."""
+        if self.up and not self.paused:
             self._resumed.clear()
             self.network.block(self)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from measure.simulation import virtual_time
-from measure.simulation.cluster import Cluster, record_of, silent_logs
+from measure.simulation.cluster import Cluster, error_logs, record_of
 from measure.simulation.network import Network
 from measure.simulation.roofline import Architecture, Gpu, Precision, Roofline
 from measure.simulation.traces import Arrival, token_ids
@@ -104,7 +104,7 @@ class Summary:
 
 def simulate(arrivals: list[Arrival], setup: Setup) -> Seen:
     """Serves all arrivals to their end. Raises ValueError where the model does not fit."""
-    with silent_logs():
+    with error_logs():
         # A simulation makes much garbage and few cycles of it.
         thresholds = gc.get_threshold()
         gc.set_threshold(100_000, 50, 100)

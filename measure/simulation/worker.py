@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,27 @@ class SimWorker:
         self.workload = Workload(lambda role, outcome: None)
         self.engine: SimEngine
         self._prefill: PrefillService | None = None
+        self._changing = asyncio.Lock()
         self._decode: DecodeService | None = None
 
     async def start(self) -> None:
+        """Quiet where it runs already."""
+        async with self._changing:
+            if not self.host.up:
+                await self._start()
+
+    async def crash(self) -> None:
+        """Dies at once, and nothing of it is left; quiet where it does not run."""
+        async with self._changing:
+            if not self.host.up:
+                return
+            self.host.go_down()
+            self.workload.close()
+            if self._prefill is not None:
+                await self._prefill.close()
+            await self.engine.close()
+
+    async def _start(self) -> None:
         self.starts += 1
         host, spec = self.host, self.spec
         self.workload = Workload(lambda role, outcome: None)
@@ -84,14 +103,6 @@ class SimWorker:
             self._decode = DecodeService(self.engine, self.workload, self._wall_clock, _SEAL_KEY)
             add_DecodeServiceServicer_to_server(self._decode, server)
         await server.start()
-
-    async def crash(self) -> None:
-        """Dies at once; nothing of it is left."""
-        self.host.go_down()
-        self.workload.close()
-        if self._prefill is not None:
-            await self._prefill.close()
-        await self.engine.close()
 
     def _on_step(self, stats: StepStats) -> None:
         self.prefix_queries += stats.prefix_queries

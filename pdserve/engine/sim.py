@@ -111,6 +111,11 @@ class SimEngine:
             kv_usage=used / self._config.kv_capacity_tokens,
         )
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all that it works for, or has waiting."""
+        return [sequence.request.request_id for sequence in (*self._running, *self._waiting)]
+
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
