@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from coordinator.policy.duty import Duty
-from coordinator.policy.health import Signs, WorkerState, state_of
+from coordinator.policy.health import WorkerState, state_of
 from coordinator.policy.pairs import PairState, Process, Standing
 from coordinator.policy.prefix import CacheBelief
 from coordinator.worker_client import Session, WorkerClient
@@ -135,14 +135,12 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         return state_of(
-            Signs(
-                reached=self.info is not None,
-                connected=self.connected,
-                silent=self.silent,
-                leaving=self.leaving,
-                standing=self.standing,
-                waiting=self.load.waiting,
-            )
+            reached=self.info is not None,
+            connected=self.connected,
+            silent=self.silent,
+            leaving=self.leaving,
+            standing=self.standing,
+            waiting=self.load.waiting,
         )
 
 

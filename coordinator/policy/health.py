@@ -6,7 +6,6 @@ its infrastructure in a row put it into quarantine, and a probe that goes throug
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from coordinator.policy.pairs import PairState, Standing
@@ -40,27 +39,18 @@ _BY_STANDING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """What is known of a worker: `reached` once or more, `connected` now, `silent` for so long
-    that it is suspected, `leaving` by its own word or its operator's, `waiting` requests."""
-
-    reached: bool
-    connected: bool
-    silent: bool
-    leaving: bool
-    standing: Standing
-    waiting: int
-
-
-def state_of(signs: Signs) -> WorkerState:
-    """The first of these that holds."""
-    if not signs.connected:
-        return WorkerState.LOST if signs.reached else WorkerState.CONNECTING
-    if signs.silent:
+def state_of(
+    *, reached: bool, connected: bool, silent: bool, leaving: bool, standing: Standing, waiting: int
+) -> WorkerState:
+    """The first that holds of a worker that was `reached` once or more, is `connected` now,
+    `silent` for so long that it is suspected, `leaving` by its own word or its operator's, and
+    has so many requests `waiting`."""
+    if not connected:
+        return WorkerState.LOST if reached else WorkerState.CONNECTING
+    if silent:
         return WorkerState.SILENT
-    if signs.leaving:
+    if leaving:
         return WorkerState.DRAINING
-    if (state := _BY_STANDING.get(signs.standing.state)) is not None:
-        return state
-    return WorkerState.LOADED if signs.waiting else WorkerState.READY
+    if standing.state is not PairState.PROVEN:
+        return _BY_STANDING[standing.state]
+    return WorkerState.LOADED if waiting else WorkerState.READY

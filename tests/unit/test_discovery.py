@@ -75,6 +75,10 @@ async def test_every_address_of_a_name(answers: list[tuple[int, str]], addresses
         assert await find(DnsName("decode", 7000)) == addresses
 
 
+async def test_a_name_is_looked_up_as_the_system_does() -> None:
+    assert await find(DnsName("localhost", 7000)) in ({"127.0.0.1:7000"}, {"[::1]:7000"})
+
+
 @pytest.mark.parametrize(
     ("content", "addresses"),
     [
