@@ -18,7 +18,7 @@ from typing import IO, Any
 import psutil
 
 START_S = 60.0
-_STOP_S = 5.0
+_STOP_S = 10.0
 _DRAIN_S = 0.5
 _POLL_S = 0.02
 _SHOWN_BYTES = 2_000
@@ -42,21 +42,21 @@ class Child:
         family = psutil.Process(self._process.pid).children(recursive=True)
         return (self._process.pid, *(child.pid for child in family))
 
-    async def event(self, name: str) -> dict[str, Any]:
+    async def event(self, name: str, within_s: float = START_S) -> dict[str, Any]:
         """The next JSON line of its output with that "event".
 
-        Raises BenchError when it ends before, or says nothing for START_S.
+        Raises BenchError when it ends before, or does not come in time.
         """
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(within_s):
                 async for line in self._process.stdout:
                     if line.startswith(b'{"event"'):
                         message: dict[str, Any] = json.loads(line)
                         if message["event"] == name:
                             return message
         except TimeoutError:
-            raise self.error(f"was not {name} within {START_S:.0f} s") from None
+            raise self.error(f"was not {name} within {within_s:.0f} s") from None
         raise self.error("ended")
 
     async def output(self, timeout_s: float) -> bytes:
@@ -83,7 +83,7 @@ class Child:
         return BenchError(f"{self.name} {what}\n{told}".strip())
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to its whole session after five seconds."""
+        """SIGTERM, and SIGKILL to its whole session after ten seconds."""
         if not self.ended:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -106,14 +106,20 @@ class Child:
 
 @asynccontextmanager
 async def child(
-    name: str, core: int, program: Sequence[str], *, is_read: bool = True
+    name: str, core: int | None, program: Sequence[str], *, is_read: bool = True
 ) -> AsyncIterator[Child]:
-    """Runs a program on one core while the context lasts.
+    """Runs a program on one core, or on all, while the context lasts.
 
     Its standard output is for `event` or `output` to read; unless `is_read`, it joins the
     standard error.
     """
-    launcher = (sys.executable, "-m", "measure.pinned", str(core), str(os.getpid()))
+    launcher = (
+        sys.executable,
+        "-m",
+        "measure.pinned",
+        "all" if core is None else str(core),
+        str(os.getpid()),
+    )
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *launcher,
