@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv soak clean
+.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv bench-modes soak clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -48,6 +48,10 @@ bench: ## measures the coordinator's token path; rewrites docs/performance.md
 bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_transfer.md
 	@scripts/install $(VENV) requirements/$(serve_set).txt
 	@exec $(bin)/python -m measure.kv_transfer --write docs/kv_transfer.md
+
+bench-modes: ## the modes of serving under one load, on real workers; rewrites docs/modes.md
+	@scripts/install $(VENV) requirements/$(serve_set).txt
+	@exec $(bin)/python -m measure.load --write docs/modes.md
 
 clean: ## removes what the targets above have made
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
