@@ -32,23 +32,35 @@ Url = Annotated[str, typer.Option(envvar="PDSERVE_URL", help="Where the coordina
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PDSERVE_KEY", help="API key, where keys are used.")
 ]
-Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME|PATH", help="The default model's name, or a model's folder."),
+    typer.Option(
+        metavar="NAME|PATH",
+        help="The default model's name, or a model's folder.",
+        show_default="smollm2-135m-instruct",
+    ),
 ]
 Engine = Annotated[
-    EngineName | None, typer.Option(help="vllm runs a model; sim only takes its time.")
+    EngineName | None,
+    typer.Option(help="vllm runs a model; sim only takes its time.", show_default="vllm"),
 ]
 HttpPort = Annotated[
-    int | None, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP; 0 picks one.")
+    int | None,
+    typer.Option(min=0, max=65535, metavar="PORT", help="HTTP; 0 picks one.", show_default="8000"),
 ]
 GrpcPort = Annotated[
     int | None, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC; 0 picks one.")
 ]
 KvCache = Annotated[
     float | None,
-    typer.Option("--kv-cache-gib", min=0.01, metavar="GIB", help="KV cache of a worker on CPU."),
+    typer.Option(
+        "--kv-cache-gib",
+        min=0.01,
+        metavar="GIB",
+        help="KV cache of a worker on CPU.",
+        show_default="1.0",
+    ),
 ]
 KeysFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="API keys; without, everybody may call.")

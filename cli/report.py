@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -197,7 +200,7 @@ class JsonReporter(Reporter):
 
 def welcome(endpoints: Endpoints) -> str:
     """How to use the running system, to be read by a newcomer and pasted into a shell."""
-    http, model = f"http://{endpoints.http}", endpoints.model
+    http, model, command = f"http://{endpoints.http}", endpoints.model, _command(sys.argv[0])
     url = "" if http == DEFAULT_URL else f" --url {http}"
     question = f'"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
     curl_key = ' -H "authorization: Bearer $PDSERVE_KEY"' if endpoints.needs_key else ""
@@ -209,8 +212,8 @@ def welcome(endpoints: Endpoints) -> str:
 pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
 
   curl:
-    curl {http}/v1/chat/completions{curl_key} -H 'content-type: application/json' \\
-      -d '{{{question}}}'
+    curl -i {http}/v1/chat/completions{curl_key} -H 'content-type: application/json' \\
+      -H 'x-pdserve-mode: disaggregated' -d '{{{question}, "temperature": 0}}'
 
   Python:
     {"import os; " if endpoints.needs_key else ""}from openai import OpenAI
@@ -218,6 +221,7 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
     answer = client.chat.completions.create(
         model="{model}",
         messages=[{{"role": "user", "content": "{_QUESTION}"}}],
+        temperature=0,
     )
     print(answer.choices[0].message.content)
 
@@ -225,7 +229,7 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
     grpcurl -plaintext{curl_key} -d '{{{question}}}' \\
       {endpoints.grpc} pdserve.v1.InferenceService/Chat
 
-  In another terminal: pdserve chat{url}, pdserve status{url}
+  In another terminal: {command} chat{url}, {command} status{url}
   Metrics:
 {metrics}
   Logs: {endpoints.log_dir}
@@ -234,3 +238,16 @@ Ctrl-C stops everything."""
 
 
 _QUESTION = "How many days are in a week?"
+
+
+def _command(run_as: str) -> str:
+    """The command as it can be typed in this folder: by its name alone where a shell would find
+    this very one, else by the way in which it was run."""
+    path = Path(run_as)
+    found = shutil.which("pdserve")
+    if path.name != "pdserve" or (found is not None and Path(found).samefile(path)):
+        return "pdserve"
+    path = path.absolute()
+    with suppress(ValueError):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path) if path.parent.name else f"./{path}")

@@ -108,6 +108,7 @@ def worker(  # noqa: PLR0913  (every one is an option)
             *((f"worker.model.{field}", value) for field, value in named_model(model).items()),
             ("worker.engine", engine and engine.value),
             ("worker.vllm.transport", transport and transport.value),
+            ("worker.sim.transport", transport and transport.value),
             ("worker.vllm.cpu_cores", cores),
             ("worker.vllm.cpu_kv_cache_gib", kv_cache_gib),
             ("fleet.key_file", fleet_key_file),

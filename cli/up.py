@@ -11,7 +11,6 @@ import typer
 from cli.options import (
     ConfigFile,
     Engine,
-    GrpcPort,
     Host,
     HttpPort,
     KeysFile,
@@ -28,18 +27,31 @@ if TYPE_CHECKING:
 
 _Prefill = Annotated[int, typer.Option(min=0, metavar="N", help="Number of prefill workers.")]
 _Decode = Annotated[int, typer.Option(min=1, metavar="N", help="Number of decode workers.")]
-_Mode = Annotated[Mode | None, typer.Option(help="How requests are routed.")]
+_Mode = Annotated[
+    Mode | None, typer.Option(help="How requests are routed.", show_default="colocated")
+]
 _MinPrefill = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="auto: prompt tokens from which the prefill workers are used."
+        min=1,
+        metavar="N",
+        help="auto: prompt tokens from which the prefill workers are used.",
+        show_default="512",
     ),
 ]
 _Fallback = Annotated[
-    Fallback | None, typer.Option(help="What becomes of a request when no prefill worker can.")
+    Fallback | None,
+    typer.Option(
+        help="What becomes of a request when no prefill worker can.", show_default="colocate"
+    ),
 ]
 _Transport = Annotated[
-    TransportName | None, typer.Option(help="How KV travels; auto: the best way that was proven.")
+    TransportName | None,
+    typer.Option(help="How KV travels; auto: the best way that was proven.", show_default="auto"),
+]
+_GrpcPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, metavar="PORT", help="gRPC; 0 picks one.", show_default="50051"),
 ]
 _Cores = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="By default, an equal share of them.")
@@ -62,7 +74,7 @@ def up(  # noqa: PLR0913  (every one is an option)
     transport: _Transport = None,
     host: Host = None,
     port: HttpPort = None,
-    grpc_port: GrpcPort = None,
+    grpc_port: _GrpcPort = None,
     cores_per_worker: _Cores = None,
     kv_cache_gib: KvCache = None,
     keys_file: KeysFile = None,
@@ -80,6 +92,7 @@ def up(  # noqa: PLR0913  (every one is an option)
             ("worker.engine", engine and engine.value),
             ("worker.vllm.cpu_kv_cache_gib", kv_cache_gib),
             ("worker.vllm.transport", transport and transport.value),
+            ("worker.sim.transport", transport and transport.value),
             ("coordinator.http.host", host),
             ("coordinator.http.port", port),
             ("coordinator.grpc.host", host),

@@ -34,6 +34,7 @@ from pdserve.types import Fallback, Mode, Role
 
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
 Name = Annotated[str, Field(min_length=1)]
+TransportChoice = Literal["auto", "nixl", "grpc", "none"]
 LOOPBACK = "127.0.0.1"
 
 
@@ -228,7 +229,7 @@ class VllmConfig(_Section):
         default=None, description="cores of a worker on CPU, for example '0-3'"
     )
     enforce_eager: bool = True
-    transport: Literal["auto", "nixl", "grpc", "none"] = Field(
+    transport: TransportChoice = Field(
         default="auto", description="KV transports that the worker offers; auto: all of them"
     )
     side_channel: Listen = Field(
@@ -257,6 +258,9 @@ class SimConfig(_Section):
     chunk_tokens: int = Field(default=256, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)
     side_channel: Listen = Listen()
+    transport: TransportChoice = Field(
+        default="auto", description="KV transports that the worker offers; auto: all of them"
+    )
 
 
 class WorkerConfig(_Section):

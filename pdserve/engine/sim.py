@@ -77,7 +77,11 @@ class SimEngine:
             fingerprint=Fingerprint(revision, "sim", BLOCK_SIZE, "sim"),
             context_length=config.context_length,
             kv_capacity_tokens=config.kv_capacity_tokens,
-            transports=(NixlDescriptor.transport, GrpcDescriptor.transport),
+            transports=tuple(
+                name
+                for name in (NixlDescriptor.transport, GrpcDescriptor.transport)
+                if config.transport in ("auto", name)
+            ),
             weights=config.weights,
             chunk_tokens=config.chunk_tokens,
         )

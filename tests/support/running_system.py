@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,9 @@ class RunningSystem:
     """Owns the supervisor's process; `stop` leaves nothing behind."""
 
     def __init__(self, *flags: str, env: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "cli.main", "up", "--json", *flags]
+        # A run of tests that is killed stops nothing.
+        bound = [sys.executable, "-m", "tests.support.bound", str(os.getpid())]
+        command = [*bound, "cli.main", "up", "--json", *flags]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

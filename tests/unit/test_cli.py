@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from cli import keys
@@ -28,7 +29,9 @@ from cli.plan import (
     worker_settings,
 )
 from coordinator.gateway.keys import KeyRing
-from pdserve.config import load
+from pdserve.clock import RealClock
+from pdserve.config import SimConfig, load
+from pdserve.engine.sim import SimEngine
 from pdserve.errors import ConfigError
 from pdserve.types import Mode, Role
 
@@ -245,3 +248,29 @@ def test_a_fetched_model_is_told_to_programs_and_people(tmp_path: Path) -> None:
     assert run.invoke(app, ["model", "fetch", str(tmp_path)]).stdout == f"{tmp_path}\n"
     as_json = run.invoke(app, ["model", "fetch", str(tmp_path), "--json"])
     assert json.loads(as_json.stdout) == {"event": "ready", "folder": str(tmp_path)}
+
+
+def test_the_defaults_that_help_shows_are_those_of_the_settings() -> None:
+    settings, model = load(None, {}), load(None, {}).coordinator.models[0]
+    expected = {
+        "mode": model.mode.value,
+        "min_prefill_tokens": model.min_prefill_tokens,
+        "fallback": model.fallback.value,
+        "transport": model.transport,
+        "engine": settings.worker.engine,
+        "kv_cache_gib": settings.worker.vllm.cpu_kv_cache_gib,
+        "model": model.name,
+        "host": settings.coordinator.http.host,
+        "port": settings.coordinator.http.port,
+        "grpc_port": settings.coordinator.grpc.port,
+    }
+    up = get_command(app).commands["up"]  # type: ignore[attr-defined]
+    shown = {option.name: option.show_default for option in up.params if option.name in expected}
+    assert shown == {name: str(value) for name, value in expected.items()}
+
+
+def test_the_transport_is_that_of_either_engine() -> None:
+    settings = load(None, nest([("worker.sim.transport", "grpc")])).worker
+    engine = SimEngine(settings.sim, "revision", RealClock())
+    assert engine.info.transports == ("grpc",)
+    assert SimEngine(SimConfig(transport="none"), "r", RealClock()).info.transports == ()

@@ -78,3 +78,20 @@ def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogConfig(format="console"))
     structlog.get_logger("test").info("begun", port=1)
     assert "begun" in capsys.readouterr().err
+
+
+def test_a_traceback_for_people_shows_no_values(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogConfig(format="console"))
+
+    def call(key: str) -> None:
+        raise ValueError("refused")
+
+    try:
+        call("secret-" + "1234")
+    except ValueError:
+        structlog.get_logger("test").exception("failed")
+        logging.getLogger("library").exception("failed too")
+    err = capsys.readouterr().err
+    assert err.count("ValueError: refused") == 2
+    assert err.count("in call") == 2
+    assert "secret-1234" not in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,31 @@ def test_the_welcome_names_keys_and_ports_that_are_needed() -> None:
     assert text.count("authorization: Bearer $PDSERVE_KEY") == 2
     assert 'os.environ["PDSERVE_KEY"]' in text
     assert "pdserve chat --url http://127.0.0.1:9000" in text
+
+
+def test_the_welcome_s_example_shows_the_way_it_went() -> None:
+    text = welcome(ENDPOINTS)
+    assert "curl -i http://127.0.0.1:8000/v1/chat/completions" in text
+    assert "-H 'x-pdserve-mode: disaggregated'" in text
+    assert text.count("temperature") == 2
+
+
+def test_the_welcome_s_commands_are_those_that_work_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    command = folder / "pdserve"
+    command.write_text("")
+    command.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(command), "up"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert ".venv/bin/pdserve chat, .venv/bin/pdserve status\n" in welcome(ENDPOINTS)
+    monkeypatch.setenv("PATH", str(folder))
+    assert "terminal: pdserve chat, pdserve status\n" in welcome(ENDPOINTS)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["pdserve", "up"])
+    # Without a folder a shell would look elsewhere.
+    assert "./pdserve chat, ./pdserve status\n" in welcome(ENDPOINTS)
