@@ -21,6 +21,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.lifecycle import Event
 from coordinator.observer import Observer
+from coordinator.policy.admission import Work
 from coordinator.policy.choose import choose
 from coordinator.policy.ladder import (
     Fault,
@@ -37,7 +38,7 @@ from coordinator.policy.snapshot import Plan, RequestFacts
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
-from pdserve.types import ChatPrompt, Delta, EngineRequest, GenerateSpec, Route
+from pdserve.types import ChatPrompt, Delta, EngineRequest, GenerateSpec, Role, Route
 
 log = structlog.get_logger("dispatch")
 
@@ -96,14 +97,17 @@ class Dispatcher:
                 param="model",
             )
         record.model = spec.model
-        permit = await self._gateway.enter(caller, spec.model, spec.deadline)
+        permit = await self._gateway.enter(caller, spec)
         try:
-            record.phase("queue")
             token_ids = await model.encoder.encode_async(spec.prompt)
             record.prompt_tokens = len(token_ids)
             request = _engine_request(spec, token_ids, self._context_length(model))
             record.phase("tokenise")
-            execution, first = await self._climb(spec, model, request, record)
+            prompt = PromptBlocks(request.token_ids, request.cache_salt)
+            await permit.admit(self._work(spec, model, request, prompt))
+            record.phase("queue")
+            execution, first = await self._climb(spec, model, request, prompt, record)
+            permit.read()
         except BaseException:
             permit.release()
             raise
@@ -117,10 +121,10 @@ class Dispatcher:
         spec: GenerateSpec,
         model: ServedModel,
         request: EngineRequest,
+        prompt: PromptBlocks,
         record: RequestRecord,
     ) -> tuple[Execution, Delta]:
         """Plans and tries, each time without what failed, until a first delta comes."""
-        prompt = PromptBlocks(request.token_ids, request.cache_salt)
         facts = self._facts(spec, model, len(request.token_ids), prompt)
         failure: _Failure | None = None
         steps: list[str] = []
@@ -155,6 +159,25 @@ class Dispatcher:
                 return execution, first
         assert failure is not None
         raise failure.error
+
+    def _work(
+        self,
+        spec: GenerateSpec,
+        model: ServedModel,
+        request: EngineRequest,
+        prompt: PromptBlocks,
+    ) -> Work:
+        """What the request waits for: the pool that would read its prompt, were it its turn now.
+
+        Raises RejectedError where nobody would: then there is nothing to wait for.
+        """
+        reader = Role.DECODE
+        if spec.mode is not None or model.may_disaggregate:
+            facts = self._facts(spec, model, len(request.token_ids), prompt)
+            plan = choose(self._fleet.snapshot(spec.model), model.policy, facts)
+            reader = Role.DECODE if plan.prefill is None else Role.PREFILL
+        assert request.sampling.max_tokens is not None
+        return Work(len(request.token_ids), request.sampling.max_tokens, reader)
 
     def _blame(self, plan: Plan, pair: Pair | None, error: PrefillError | DecodeError) -> _Failure:
         """Counts the failure against pair and worker. Raises it where no other way helps."""

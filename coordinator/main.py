@@ -66,7 +66,6 @@ async def run_coordinator(settings: Settings) -> None:
         if keys_file is None
         else KeyRing.load(keys_file)
     )
-    gateway = Gateway(config.gateway, keys, served)
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)
     fleet = Fleet(
@@ -78,6 +77,7 @@ async def run_coordinator(settings: Settings) -> None:
     discovery = Discovery(
         config.workers, fleet, lambda address: GrpcWorkerClient(channel(address), fleet_key)
     )
+    gateway = Gateway(config.gateway, keys, served, fleet, metrics)
     observer = Observer(metrics)
     dispatcher = Dispatcher(served, fleet, gateway, observer)
     ops = Ops(served, fleet, gateway, metrics)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from coordinator.policy.admission import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason
 
@@ -70,6 +71,21 @@ def _outcome(reason: ErrorReason | None) -> str:
     return "rejected" if reason.touched_no_worker else "failed"
 
 
+class ModelAdmission:
+    """Counts who was let in to one model, and who was refused."""
+
+    def __init__(self, model: str, waits: Histogram, refusals: Counter) -> None:
+        self._model = model
+        self._waits = waits
+        self._refusals = refusals
+
+    def let_in(self, priority: Priority, waited_s: float) -> None:
+        self._waits.labels(self._model, priority.value).observe(waited_s)
+
+    def refused(self, priority: Priority, reason: ErrorReason) -> None:
+        self._refusals.labels(self._model, priority.value, reason.label).inc()
+
+
 class CoordinatorMetrics:
     """Labels: `mode` is the route taken, `arm` the experiment's arm, `outcome` ok, rejected
     (no worker was touched), failed or cancelled, `reason` the error's; each "none" where there
@@ -105,14 +121,37 @@ class CoordinatorMetrics:
             registry=registry,
         )
         self._route_metrics(registry)
-        self.queued = Gauge(
-            "pdserve_queue_depth", "Requests waiting for a place.", ["model"], registry=registry
-        )
-        self.running = Gauge(
-            "pdserve_requests_running", "Requests at work.", ["model"], registry=registry
-        )
+        self._admission_metrics(registry)
         self.workers = Gauge(
             "pdserve_workers", "Workers by state.", ["role", "state"], registry=registry
+        )
+
+    def _admission_metrics(self, registry: CollectorRegistry) -> None:
+        by_class = ["model", "priority"]
+        self.running = Gauge(
+            "pdserve_requests_running",
+            "Requests that were let in and have not ended.",
+            ["model"],
+            registry=registry,
+        )
+        self.queued = Gauge(
+            "pdserve_queue_depth", "Requests that wait.", by_class, registry=registry
+        )
+        self.queued_tokens = Gauge(
+            "pdserve_queue_tokens", "Prompt tokens that wait.", by_class, registry=registry
+        )
+        self._waits = Histogram(
+            "pdserve_queue_wait_seconds",
+            "How long those that were let in had waited.",
+            by_class,
+            buckets=(0, *TTFT_BUCKETS),
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "pdserve_admission_rejections_total",
+            "Requests that were refused for want of room or of time.",
+            [*by_class, "reason"],
+            registry=registry,
         )
 
     def _route_metrics(self, registry: CollectorRegistry) -> None:
@@ -148,6 +187,9 @@ class CoordinatorMetrics:
         return Histogram(
             f"pdserve_{name}", text, ["model", "mode", "arm"], buckets=buckets, registry=registry
         )
+
+    def admission(self, model: str) -> ModelAdmission:
+        return ModelAdmission(model, self._waits, self._refusals)
 
     def fell_back(self, model: str, step: str, reason: str) -> None:
         """`step` is what was tried instead: transport, prefill, decode or colocated."""

@@ -11,8 +11,10 @@ from prometheus_client import generate_latest
 
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
+from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.policy.admission import Priority
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from pdserve.errors import ErrorReason, RejectedError
@@ -150,8 +152,7 @@ class Ops:
             ],
             "pairs": [self._pair(pair) for pair in self._fleet.pairs],
             "requests": {
-                model: {"running": admission.running, "queued": admission.queued}
-                for model, admission in self._gateway.admissions.items()
+                model: _requests(admission) for model, admission in self._gateway.admissions.items()
             },
         }
 
@@ -173,7 +174,10 @@ class Ops:
         """The Prometheus text; gauges of state are read now."""
         for model, admission in self._gateway.admissions.items():
             self._metrics.running.labels(model).set(admission.running)
-            self._metrics.queued.labels(model).set(admission.queued)
+            for priority in Priority:
+                queued, tokens = admission.waiting(priority)
+                self._metrics.queued.labels(model, priority.value).set(queued)
+                self._metrics.queued_tokens.labels(model, priority.value).set(tokens)
             for mode, status in self.routes(model).items():
                 self._metrics.route_ready.labels(model, mode.value).set(status.ready)
         for role in Role:
@@ -187,3 +191,15 @@ class Ops:
         for (pair_state, transport), count in standings.items():
             self._metrics.pairs.labels(pair_state.value, transport).set(count)
         return generate_latest(self._metrics.registry)
+
+
+def _requests(admission: Admission) -> dict[str, Any]:
+    waiting = {priority: admission.waiting(priority) for priority in Priority}
+    return {
+        "running": admission.running,
+        "queued": admission.queued,
+        "queued_tokens": sum(tokens for _, tokens in waiting.values()),
+        "queued_by_priority": {priority.value: items for priority, (items, _) in waiting.items()},
+        "unread_tokens": admission.window_tokens,
+        "wait_s": round(admission.wait_s, 3),
+    }

@@ -78,7 +78,7 @@ class PromptEncoder:
                 return _checked_ids(token_ids, self.vocab_size)
 
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
-        if _size(prompt) < THREAD_CHARS:
+        if num_chars(prompt) < THREAD_CHARS:
             return self.encode(prompt)
         return await asyncio.to_thread(self.encode, prompt)
 
@@ -158,7 +158,7 @@ def _read_config(model_path: Path) -> dict[str, Any]:
     return dict(text_config)
 
 
-def _size(prompt: Prompt) -> int:
+def num_chars(prompt: Prompt) -> int:
     """Characters to be encoded; token ids need no encoding."""
     match prompt:
         case ChatPrompt(messages):

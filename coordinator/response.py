@@ -111,5 +111,6 @@ class ResponseStream:
         if self._timer is not None:
             self._timer.cancel()
         self._execution.release()
-        self._permit.release()
+        usage = self._record.usage
+        self._permit.release(None if usage is None else usage.completion_tokens)
         self._observer.done(self._record, self._error)

@@ -102,6 +102,12 @@ class ModelConfig(_Section):
         default=None,
         description="when workers that host both services move between the pools; none: never",
     )
+    max_ttft_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="a request without a deadline that would wait so long for its first token "
+        "is refused at once",
+    )
 
 
 class Arm(_Section):
@@ -140,7 +146,11 @@ class GatewayConfig(_Section):
         default=None, description="requests for each key, for example '600/minute'"
     )
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
-    max_running: int = Field(default=512, ge=1, description="requests at work at once, per model")
+    max_running: int | None = Field(
+        default=None,
+        ge=1,
+        description="requests at work at once, per model; none: as many as the workers hold",
+    )
     max_queued: int = Field(
         default=1024, ge=0, description="requests waiting for a place, per model"
     )

@@ -27,6 +27,7 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
         weights=info.weights,
         version=info.version,
         chunk_tokens=info.chunk_tokens,
+        max_sequences=info.max_sequences,
     )
 
 
@@ -46,6 +47,7 @@ def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerI
         weights=message.weights,
         version=message.version,
         chunk_tokens=message.chunk_tokens,
+        max_sequences=message.max_sequences,
     )
 
 

@@ -47,6 +47,7 @@ class ErrorReason(Enum):
     QUEUE_FULL = ErrorTraits(8, "RESOURCE_EXHAUSTED", 429, _OVERLOAD, True)
     NO_WORKER = ErrorTraits(9, "UNAVAILABLE", 503, _OVERLOAD, True)
     NOT_FOUND = ErrorTraits(10, "UNIMPLEMENTED", 404, _INVALID)
+    OVERLOADED = ErrorTraits(11, "UNAVAILABLE", 503, _OVERLOAD, True)
 
     PREFILL_FAILED = ErrorTraits(20, "UNAVAILABLE", 502, _SERVER, True)
     DECODE_FAILED = ErrorTraits(21, "UNAVAILABLE", 502, _SERVER, True)

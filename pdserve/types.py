@@ -95,7 +95,8 @@ class GenerateSpec:
     """A client's request, parsed and validated once by a façade.
 
     `tenant` comes from the key, never from the client; `session` is the client's.
-    `deadline` is on the monotonic clock of `time.monotonic`, None for no deadline.
+    `deadline` is on the monotonic clock of `time.monotonic`, None for no deadline;
+    `priority` is lower for what should be served sooner.
     """
 
     request_id: str
@@ -107,6 +108,7 @@ class GenerateSpec:
     session: str = ""
     cache_salt: str = ""
     deadline: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,8 @@ class PrefillResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who a worker is; constant for the life of its process. `weights` and `chunk_tokens` as
-    in EngineInfo."""
+    """Who a worker is; constant for the life of its process. `weights`, `chunk_tokens` and
+    `max_sequences` as in EngineInfo."""
 
     worker_id: str
     epoch: str
@@ -296,6 +298,7 @@ class WorkerInfo:
     weights: str
     version: str
     chunk_tokens: int
+    max_sequences: int
 
 
 class LeaseEnd(StrEnum):

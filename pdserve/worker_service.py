@@ -60,6 +60,7 @@ class WorkerService(WorkerServiceServicer):
                 weights=engine.weights,
                 version=pdserve.__version__,
                 chunk_tokens=engine.chunk_tokens,
+                max_sequences=engine.max_sequences,
             )
         )
 

@@ -183,6 +183,7 @@ def _spec(body: GenerationBody, headers: Headers, record: RequestRecord) -> Gene
         tenant=record.tenant,
         session=headers.get(SESSION, ""),
         cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
     )
 
 

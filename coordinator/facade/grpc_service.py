@@ -31,7 +31,7 @@ from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import InferenceServiceServicer
 
 _NAMES = {field.name: f"sampling.{field.name}" for field in fields(SamplingParams)} | {
-    name: f"options.{name}" for name in ("mode", "session", "cache_salt")
+    name: f"options.{name}" for name in ("mode", "session", "cache_salt", "priority")
 }
 _Request = pb.GenerateRequest | pb.ChatRequest
 _Message = TypeVar("_Message", pb.GenerateStreamResponse, pb.ChatStreamResponse)
@@ -179,6 +179,7 @@ def _spec(request: _Request, record: RequestRecord, context: Context) -> Generat
         tenant=record.tenant,
         session=request.options.session,
         cache_salt=request.options.cache_salt,
+        priority=request.options.priority,
         deadline=None if remaining is None else time.monotonic() + remaining,
     )
 

@@ -20,6 +20,7 @@ from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import Limits, ParamNames, validate
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
+from coordinator.policy.admission import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import FinishReason, GenerateSpec, PositionLogprobs, Usage
@@ -77,6 +78,12 @@ class Intake:
                 ErrorReason.PERMISSION_DENIED,
                 "this key or model does not let a request choose its mode",
                 param=names.get("mode", "mode"),
+            )
+        if spec.priority < 0 and caller.max_priority is not Priority.HIGH:
+            raise RejectedError(
+                ErrorReason.PERMISSION_DENIED,
+                "this key does not let a request go before others: priority must be at least 0",
+                param=names.get("priority", "priority"),
             )
         try:
             return await self._dispatcher.open(spec, caller, record)

@@ -85,6 +85,7 @@ class GenerationBody(_Body, kw_only=True):
     stop_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsBody | None = None
     cache_salt: str | None = None
+    priority: int | None = None
 
     # Accepted, and without effect.
     user: str | None = None

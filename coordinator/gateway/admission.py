@@ -1,99 +1,164 @@
-"""Bounded admission: so many requests at work, so many waiting in line, the rest refused."""
+"""The waiting of admission: whoever is let in is woken, whoever leaves makes room.
+
+What is decided, and why, is in `coordinator.policy.admission`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
-from pdserve.errors import ErrorReason, RejectedError
+from coordinator.policy.admission import (
+    AdmissionQueue,
+    Asked,
+    Capacity,
+    Limits,
+    Priority,
+    State,
+    Ticket,
+    Work,
+)
+from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
-_RETRY_AFTER_S = 1.0
+LOOK_S = 0.25
+"""While some wait, what the fleet can take is looked at so often, as often as workers tell."""
+
+
+class AdmissionListener(Protocol):
+    """Told of each request, once: it was let in, or refused."""
+
+    def let_in(self, priority: Priority, waited_s: float) -> None: ...
+
+    def refused(self, priority: Priority, reason: ErrorReason) -> None: ...
 
 
 class Permit:
-    """A place at work. Whoever got it releases it, once or more often, on every way out."""
+    """A request's place. Whoever got it releases it, once or more often, on every way out."""
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
+    def __init__(self, admission: Admission, ticket: Ticket) -> None:
+        self._admission = admission
+        self._ticket = ticket
 
-    def release(self) -> None:
-        if self._give_back is not None:
-            give_back, self._give_back = self._give_back, None
-            give_back()
+    async def admit(self, work: Work) -> None:
+        """Waits for its turn to go to a worker; to be called once. Cancelling the wait is well.
+
+        Raises RejectedError QUEUE_FULL or OVERLOADED at once, and OVERLOADED or
+        DEADLINE_EXCEEDED when its wait has become too long.
+        """
+        await self._admission.admit(self._ticket, work)
+
+    def read(self) -> None:
+        """The first token is there."""
+        self._admission.read(self._ticket)
+
+    def release(self, answer_tokens: int | None = None) -> None:
+        """`answer_tokens` is None where the answer did not come to its end."""
+        self._admission.leave(self._ticket, answer_tokens)
 
 
 class Admission:
-    """The places of one model, given in order of arrival.
-
-    Bound to one event loop. `now` is the clock of the deadlines.
-    """
+    """One model's queue. Bound to one event loop; `now` is the clock of the deadlines."""
 
     def __init__(
-        self, max_running: int, max_queued: int, now: Callable[[], float] | None = None
+        self,
+        limits: Limits,
+        capacity: Callable[[], Capacity],
+        listener: AdmissionListener,
+        now: Callable[[], float],
     ) -> None:
-        self._max_running = max_running
-        self._max_queued = max_queued
-        # Looked up late: on a virtual-time loop it tells that loop's time.
-        self._now = now or time.monotonic
-        self._running = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        """`capacity` tells what the fleet can take now."""
+        self._queue = AdmissionQueue(limits)
+        self._capacity = capacity
+        self._listener = listener
+        self._now = now
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._look: asyncio.TimerHandle | None = None
 
     @property
     def running(self) -> int:
-        """Permits that are out."""
-        return self._running
+        """Requests that were let in and have not ended."""
+        return self._queue.running
 
     @property
     def queued(self) -> int:
-        """Requests that wait for a permit."""
-        return len(self._queue)
+        """Requests that wait for their turn."""
+        return self._queue.queued
 
-    async def acquire(self, deadline: float | None = None) -> Permit:
-        """Waits for a place; cancelling the wait leaves no trace.
+    @property
+    def window_tokens(self) -> int:
+        """Prompt tokens on their way to the workers that read them."""
+        return self._queue.window_tokens
 
-        Raises RejectedError QUEUE_FULL at once, or DEADLINE_EXCEEDED when `deadline` passes.
-        """
-        if self._running < self._max_running:
-            # Nobody waits: a place that falls free goes to the head of the queue directly.
-            self._running += 1
-            return Permit(self._release)
-        if len(self._queue) >= self._max_queued:
-            raise RejectedError(
-                ErrorReason.QUEUE_FULL,
-                "too many requests are waiting; retry later",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        await self._wait(deadline)
-        return Permit(self._release)
+    @property
+    def wait_s(self) -> float:
+        """Predicted for a request that would have to go last."""
+        return self._queue.wait_s(self._capacity())
 
-    async def _wait(self, deadline: float | None) -> None:
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
-        delay = None if deadline is None else deadline - self._now()
+    def waiting(self, priority: Priority) -> tuple[int, int]:
+        """(requests, prompt tokens) of the class that wait."""
+        return self._queue.waiting(priority)
+
+    def arrive(self, asked: Asked) -> Permit:
+        """Before the request is tokenised. Raises RejectedError QUEUE_FULL or OVERLOADED."""
         try:
-            async with asyncio.timeout(delay):
-                await place
-        except TimeoutError:
-            self._leave(place)
-            raise RejectedError(
-                ErrorReason.DEADLINE_EXCEEDED, "the deadline passed while the request was queued"
-            ) from None
-        except asyncio.CancelledError:
-            self._leave(place)
+            ticket = self._queue.arrive(asked, self._now(), self._capacity())
+        except PdserveError as error:
+            self._listener.refused(asked.priority, error.reason)
             raise
+        return Permit(self, ticket)
 
-    def _leave(self, place: asyncio.Future[None]) -> None:
-        if not place.cancelled():
-            self._release()  # the place was given in the same instant: pass it on
-        elif place in self._queue:
-            self._queue.remove(place)
+    async def admit(self, ticket: Ticket, work: Work) -> None:
+        priority = ticket.asked.priority
+        try:
+            self._queue.enqueue(ticket, work, self._now(), self._capacity())
+            turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
+            self._let_in()
+            if not turn.done():
+                await self._wait(ticket, turn)
+        except PdserveError as error:
+            self._listener.refused(priority, error.reason)
+            raise
+        self._listener.let_in(priority, ticket.admitted - ticket.queued)
 
-    def _release(self) -> None:
-        while self._queue:
-            place = self._queue.popleft()
-            if not place.done():  # else its waiter was cancelled and is about to leave
-                place.set_result(None)
+    def read(self, ticket: Ticket) -> None:
+        self._queue.read(ticket, self._now())
+        self._let_in()
+
+    def leave(self, ticket: Ticket, answer_tokens: int | None) -> None:
+        self._queue.leave(ticket, self._now(), answer_tokens)
+        self._turns.pop(ticket, None)
+        self._let_in()
+
+    async def _wait(self, ticket: Ticket, turn: asyncio.Future[None]) -> None:
+        try:
+            async with asyncio.timeout(ticket.latest - self._now()):
+                await turn
+        except TimeoutError:
+            if ticket.state is State.READING:  # let in in the same instant
                 return
-        self._running -= 1
+            raise _given_up(ticket) from None
+
+    def _let_in(self) -> None:
+        if not self._queue.queued:
+            return
+        for ticket in self._queue.admit(self._now(), self._capacity()):
+            turn = self._turns.pop(ticket)
+            if not turn.done():  # else its waiter was cancelled and is about to leave
+                turn.set_result(None)
+        if self._queue.queued and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._let_in()
+
+
+def _given_up(ticket: Ticket) -> RejectedError:
+    if ticket.asked.deadline is not None:
+        return RejectedError(
+            ErrorReason.DEADLINE_EXCEEDED, "the deadline passed while the request was queued"
+        )
+    return RejectedError(
+        ErrorReason.OVERLOADED, "the request was queued for too long; retry later", retry_after_s=1
+    )

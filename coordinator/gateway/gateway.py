@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
+from functools import partial
 
+from coordinator.capacity import capacity
+from coordinator.catalog import ServedModel
+from coordinator.fleet import Fleet
 from coordinator.gateway.admission import Admission, Permit
 from coordinator.gateway.keys import Caller, KeyRing
 from coordinator.gateway.limits import RateLimiter
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.policy.admission import Asked, Limits, lower, priority_of
+from coordinator.prompts import num_chars
 from pdserve.config import GatewayConfig, Listen
 from pdserve.errors import ConfigError
+from pdserve.types import GenerateSpec
 
 
 class Gateway:
     """Keys, rates and the admission queue of each model."""
 
-    def __init__(self, config: GatewayConfig, keys: KeyRing, models: Iterable[str]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        keys: KeyRing,
+        models: Mapping[str, ServedModel],
+        fleet: Fleet,
+        metrics: CoordinatorMetrics,
+    ) -> None:
         self._keys = keys
         self._rates = RateLimiter(config.rate)
         self.max_body_bytes = config.max_body_bytes
         self.admissions: Mapping[str, Admission] = {
-            name: Admission(config.max_running, config.max_queued) for name in models
+            name: Admission(
+                Limits(config.max_running, config.max_queued, model.config.max_ttft_s),
+                partial(capacity, fleet, model),
+                metrics.admission(name),
+                time.monotonic,
+            )
+            for name, model in models.items()
         }
 
     def authenticate(self, authorization: str | None) -> Caller:
         """Raises RejectedError UNAUTHENTICATED."""
         return self._keys.authenticate(authorization)
 
-    async def enter(self, caller: Caller, model_name: str, deadline: float | None) -> Permit:
-        """Counts the request and waits for a place; the permit is the caller's to release.
+    async def enter(self, caller: Caller, spec: GenerateSpec) -> Permit:
+        """Counts a request for a served model, and gives it a place to come back with when it
+        is tokenised; the permit is the caller's to release.
 
-        `model_name` is a served model, `deadline` on the monotonic clock. Raises
-        RejectedError RATE_LIMITED, QUEUE_FULL or DEADLINE_EXCEEDED.
+        Raises RejectedError RATE_LIMITED, QUEUE_FULL or OVERLOADED.
         """
         await self._rates.check(caller)
-        return await self.admissions[model_name].acquire(deadline)
+        asked = Asked(
+            tenant=caller.tenant,
+            priority=lower(priority_of(spec.priority), caller.max_priority),
+            weight=caller.weight,
+            arrived=time.monotonic(),
+            deadline=spec.deadline,
+            prompt_chars=num_chars(spec.prompt),
+        )
+        return self.admissions[spec.model].arrive(asked)
 
 
 def require_keys(http: Listen, grpc: Listen, config: GatewayConfig) -> None:

@@ -14,6 +14,7 @@ import yaml
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coordinator.policy.admission import Priority
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 
 _PREFIX = "pd-"
@@ -22,7 +23,8 @@ _HASH_PREFIX = "blake3:"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what they may do. `rate` of None means the gateway's default.
+    """Who asks, and what they may do. `rate` of None means the gateway's default, `weight` is
+    the tenant's part beside others where requests wait.
 
     Without keys everybody is one anonymous caller, whose tenant and key_id are empty.
     """
@@ -32,6 +34,8 @@ class Caller:
     admin: bool
     may_choose_mode: bool
     rate: str | None
+    weight: float = 1.0
+    max_priority: Priority = Priority.NORMAL
 
 
 class KeyEntry(BaseModel):
@@ -46,6 +50,8 @@ class KeyEntry(BaseModel):
     admin: bool = False
     may_choose_mode: bool = True
     rate: str | None = None
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    max_priority: Priority = Priority.NORMAL
 
     @field_validator("rate")
     @classmethod
@@ -69,7 +75,14 @@ class _KeyFile(BaseModel):
         return keys
 
 
-_ANYBODY = Caller(tenant="", key_id="", admin=True, may_choose_mode=True, rate=None)
+_ANYBODY = Caller(
+    tenant="",
+    key_id="",
+    admin=True,
+    may_choose_mode=True,
+    rate=None,
+    max_priority=Priority.HIGH,
+)
 
 
 class KeyRing:
@@ -157,7 +170,15 @@ def _digest_of(entry: KeyEntry) -> bytes:
 
 
 def _caller(entry: KeyEntry) -> Caller:
-    return Caller(entry.tenant, entry.id, entry.admin, entry.may_choose_mode, entry.rate)
+    return Caller(
+        entry.tenant,
+        entry.id,
+        entry.admin,
+        entry.may_choose_mode,
+        entry.rate,
+        entry.weight,
+        entry.max_priority,
+    )
 
 
 def _unauthenticated(message: str) -> RejectedError:

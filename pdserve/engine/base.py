@@ -23,7 +23,7 @@ class EngineInfo:
     `kind` is "vllm" or "sim"; `context_length` and `kv_capacity_tokens` are in tokens;
     `transports` are the names of the KV transports it can use, best first; `weights` is what
     it computes with, "bfloat16" or "fp8" for example; `chunk_tokens` is the most prompt tokens
-    that one step reads.
+    that one step reads, `max_sequences` the most sequences that it serves at once.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class EngineInfo:
     transports: tuple[str, ...]
     weights: str
     chunk_tokens: int
+    max_sequences: int
 
     def in_blocks(self, num_tokens: int) -> int:
         """The tokens of cache that so many take: those of whole blocks."""

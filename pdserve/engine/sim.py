@@ -84,6 +84,7 @@ class SimEngine:
             ),
             weights=config.weights,
             chunk_tokens=config.chunk_tokens,
+            max_sequences=config.max_num_seqs,
         )
         self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)

@@ -199,6 +199,7 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
         transports=config.transports,
         weights=_weights(vllm_config.model_config),
         chunk_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        max_sequences=vllm_config.scheduler_config.max_num_seqs,
     )
 
 

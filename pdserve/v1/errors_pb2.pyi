@@ -42,11 +42,17 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 7
     """The key's request rate is used up; retry after the time given."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 8
-    """The admission queue is full; retry later."""
+    """The admission queue is full, or the tenant's part of it; retry after the
+    time given.
+    """
     ERROR_REASON_NO_WORKER: _ErrorReason.ValueType  # 9
     """No worker that can serve the request is ready; retry later."""
     ERROR_REASON_NOT_FOUND: _ErrorReason.ValueType  # 10
     """No such endpoint, or not with that method."""
+    ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 11
+    """The first token would come too late, for its wait is predicted, or was
+    found, to be too long; retry after the time given.
+    """
     ERROR_REASON_PREFILL_FAILED: _ErrorReason.ValueType  # 20
     """Lost after dispatch: a worker was involved.
 
@@ -115,11 +121,17 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 6
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 7
 """The key's request rate is used up; retry after the time given."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 8
-"""The admission queue is full; retry later."""
+"""The admission queue is full, or the tenant's part of it; retry after the
+time given.
+"""
 ERROR_REASON_NO_WORKER: ErrorReason.ValueType  # 9
 """No worker that can serve the request is ready; retry later."""
 ERROR_REASON_NOT_FOUND: ErrorReason.ValueType  # 10
 """No such endpoint, or not with that method."""
+ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 11
+"""The first token would come too late, for its wait is predicted, or was
+found, to be too long; retry after the time given.
+"""
 ERROR_REASON_PREFILL_FAILED: ErrorReason.ValueType  # 20
 """Lost after dispatch: a worker was involved.
 

@@ -28,22 +28,28 @@ class RequestOptions(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     mode: _generation_pb2.Mode.ValueType
     """Asks for a mode, where the key may; PERMISSION_DENIED where it may not."""
     session: _builtins.str
     """Groups the requests of one conversation, for sticky experiments."""
     cache_salt: _builtins.str
     """Requests with different salts never share prefix-cache blocks."""
+    priority: _builtins.int
+    """Which requests go first where some must wait: below 0 before the usual 0,
+    above 0 after it. PERMISSION_DENIED below 0 where the key may not.
+    """
     def __init__(
         self,
         *,
         mode: _generation_pb2.Mode.ValueType = ...,
         session: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "priority", b"priority", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,7 @@ class GetWorkerInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its configured name."""
     epoch: _builtins.str
@@ -99,7 +100,9 @@ class GetWorkerInfoResponse(_message.Message):
     or else their type, "bfloat16" for example.
     """
     chunk_tokens: _builtins.int
-    """The most prompt tokens that one step of its engine reads."""
+    """Most prompt tokens that one step of its engine reads."""
+    max_sequences: _builtins.int
+    """Most sequences that its engine serves at once; others wait in it."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """What it hosts."""
@@ -127,10 +130,11 @@ class GetWorkerInfoResponse(_message.Message):
         version: _builtins.str = ...,
         weights: _builtins.str = ...,
         chunk_tokens: _builtins.int = ...,
+        max_sequences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "max_sequences", b"max_sequences", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,6 +87,7 @@ class RemotePrefill:
             info.transports,
             info.weights,
             info.chunk_tokens,
+            info.max_sequences,
         )
 
     @property

@@ -102,7 +102,9 @@ class Core:
             config, {model.name: self.encoder for model in config.models}
         )
         self.fleet = Fleet(dict(workers), config.quarantine_after, RealClock(), config.silence_s)
-        self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), self.models)
+        self.gateway = Gateway(
+            config.gateway, KeyRing.open_to_all(), self.models, self.fleet, self.metrics
+        )
         self.observer = Observer(self.metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
         self.ops = Ops(self.models, self.fleet, self.gateway, self.metrics)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from coordinator.catalog import ServedModel, build
-from coordinator.gateway.keys import Caller
+from coordinator.fleet import Fleet
+from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.keys import Caller, KeyRing
+from coordinator.metrics import CoordinatorMetrics
 from coordinator.prompts import ByteEncoder
 from coordinator.record import RequestRecord
-from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.clock import RealClock
+from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.errors import PdserveError
 from pdserve.types import Delta, FinishReason, GenerateSpec, Mode, Route, Usage
 
@@ -35,6 +41,13 @@ def served(model: ModelConfig | None = None) -> dict[str, ServedModel]:
     config = CoordinatorConfig(models=(model or ModelConfig(name=MODEL),))
     name = config.models[0].name
     return build(config, {name: ByteEncoder(CONTEXT_LENGTH)})
+
+
+def gateway_without_fleet(
+    config: GatewayConfig, keys: KeyRing, models: Mapping[str, ServedModel]
+) -> Gateway:
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    return Gateway(config, keys, models, Fleet({}, 1, RealClock()), metrics)
 
 
 @dataclass(slots=True)

@@ -100,6 +100,7 @@ class FakeWorker:
             weights="bfloat16",
             version="0",
             chunk_tokens=256,
+            max_sequences=64,
         )
         self._info = replace(self._info, **info)
         self._load = Load()

@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from coordinator.facade.grpc_service import InferenceServicer
-from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from pdserve.config import GatewayConfig
 from pdserve.errors import ErrorReason, PdserveError
@@ -21,7 +20,7 @@ from pdserve.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver
+from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, gateway_without_fleet
 from tests.support.grpc_servers import serve
 
 GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
@@ -39,7 +38,7 @@ class GrpcFacade:
 async def grpc_facade(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
     observer = FakeObserver()
     dispatcher = FakeDispatcher(observer)
-    gateway = Gateway(GatewayConfig(), keys, dispatcher.models)
+    gateway = gateway_without_fleet(GatewayConfig(), keys, dispatcher.models)
     service = InferenceServicer(dispatcher, gateway, observer)
     async with (
         serve((add_InferenceServiceServicer_to_server, service, pb.DESCRIPTOR)) as server,

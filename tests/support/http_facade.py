@@ -11,11 +11,18 @@ from typing import Any
 import httpx
 
 from coordinator.facade.http import build_app
-from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from pdserve.config import GatewayConfig, Listen
-from tests.support.fake_dispatch import MODEL, ROUTE, FakeDispatcher, FakeObserver, FakeOps, answer
+from tests.support.fake_dispatch import (
+    MODEL,
+    ROUTE,
+    FakeDispatcher,
+    FakeObserver,
+    FakeOps,
+    answer,
+    gateway_without_fleet,
+)
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -51,7 +58,7 @@ async def http_facade(
     config = config or GatewayConfig()
     observer = FakeObserver()
     dispatcher = FakeDispatcher(observer)
-    gateway = Gateway(config, keys or KeyRing.open_to_all(), dispatcher.models)
+    gateway = gateway_without_fleet(config, keys or KeyRing.open_to_all(), dispatcher.models)
     ops = FakeOps()
     server = HttpServer(build_app(dispatcher, gateway, observer, ops), Listen(), drain_s=1)
     async with asyncio.TaskGroup() as tasks:

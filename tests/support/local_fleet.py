@@ -160,7 +160,9 @@ class LocalFleet:
         self.fleet = Fleet(
             {worker.worker_id: worker for worker in workers}, config.quarantine_after, RealClock()
         )
-        self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), served)
+        self.gateway = Gateway(
+            config.gateway, KeyRing.open_to_all(), served, self.fleet, self.metrics
+        )
         observer = Observer(self.metrics)
         self.dispatcher = Dispatcher(served, self.fleet, self.gateway, observer)
         self.ops = Ops(served, self.fleet, self.gateway, self.metrics)

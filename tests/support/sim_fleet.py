@@ -167,7 +167,7 @@ class SimCoordinator:
             RealClock(),
             config.silence_s,
         )
-        self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models)
+        self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models, self.fleet, metrics)
         observer = Observer(metrics)
         dispatcher = Dispatcher(models, self.fleet, self.gateway, observer)
         self.ops = Ops(models, self.fleet, self.gateway, metrics)

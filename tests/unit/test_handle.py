@@ -30,7 +30,7 @@ from pdserve.v1 import kv_pb2
 NOW = 1_800_000_000
 KEY = seal_key("the key of the fleet")
 FINGERPRINT = Fingerprint("revision", "bfloat16", 32, "NHD")
-ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("nixl", "grpc"), "bfloat16", 256)
+ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("nixl", "grpc"), "bfloat16", 256, 64)
 REQUEST = EngineRequest("r", (1, 2, 3), SamplingParams(max_tokens=1), cache_salt="salt")
 DESCRIPTORS = [
     NixlDescriptor("engine", "request", ((1, 2), (300,)), "10.0.0.7", 7001, 2),

@@ -231,7 +231,16 @@ async def test_the_fleet_view_shows_workers_pairs_and_requests() -> None:
         view = core.ops.fleet()
         assert view["ready"]
         assert view["routes"][MODEL]["disaggregated"] == {"ready": True, "detail": ""}
-        assert view["requests"] == {MODEL: {"running": 1, "queued": 0}}
+        assert view["requests"] == {
+            MODEL: {
+                "running": 1,
+                "queued": 0,
+                "queued_tokens": 0,
+                "queued_by_priority": {"high": 0, "normal": 0, "low": 0},
+                "unread_tokens": 0,
+                "wait_s": 0.0,
+            }
+        }
         assert view["pairs"] == [
             {
                 "prefill": "p",
@@ -297,14 +306,15 @@ async def test_looking_takes_nobody_s_turn() -> None:
 
 @on_virtual_time
 async def test_gauges_are_read_when_asked_for() -> None:
-    worker, gate = decode(), Gate()
-    async with running(prefill(), worker, gateway=GatewayConfig(max_running=1)) as core:
+    async with running(prefill(), decode(), gateway=GatewayConfig(max_running=1)) as core:
         first = await core.open()
-        core.encoder.gates.append(gate)
-        queued = asyncio.create_task(core.open())
+        queued = asyncio.create_task(core.open("hello", priority=1))
         await settle()
         assert samples(core, "pdserve_requests_running", "model") == {(MODEL,): 1}
-        assert samples(core, "pdserve_queue_depth", "model") == {(MODEL,): 1}
+        waiting = {(MODEL, "high"): 0, (MODEL, "normal"): 0, (MODEL, "low"): 1}
+        assert samples(core, "pdserve_queue_depth", "model", "priority") == waiting
+        waiting[MODEL, "low"] = len("hello")
+        assert samples(core, "pdserve_queue_tokens", "model", "priority") == waiting
         assert samples(core, "pdserve_route_ready", "model", "mode") == {
             (MODEL, "colocated"): 1,
             (MODEL, "disaggregated"): 1,
@@ -315,7 +325,6 @@ async def test_gauges_are_read_when_asked_for() -> None:
             ("decode", "ready"),
         }
         assert samples(core, "pdserve_kv_pairs", "state", "transport") == {("proven", "nixl"): 1}
-        gate.open()
         await first.aclose()
         await (await queued).aclose()
         assert samples(core, "pdserve_requests_running", "model") == {(MODEL,): 0}

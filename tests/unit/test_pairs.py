@@ -197,7 +197,8 @@ def worker(
         transports=transports,
         weights=weights,
         version="0",
-        chunk_tokens=256,
+        chunk_tokens=1,
+        max_sequences=1,
     )
 
 

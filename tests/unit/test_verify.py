@@ -23,7 +23,7 @@ from pdserve.types import (
 NOW = 1_000.0
 KV = SimDescriptor(7, "nixl", "t", "e", "h", 1)
 FINGERPRINT = Fingerprint("revision", "bfloat16", 32, "NHD")
-ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("nixl",), "bfloat16", 256)
+ENGINE = EngineInfo("sim", FINGERPRINT, 8_192, 10_000, ("nixl",), "bfloat16", 256, 64)
 REQUEST = EngineRequest("r", (1, 2, 3), SamplingParams(max_tokens=1), cache_salt="salt")
 KEY = seal_key("the key of the fleet")
 UNSEALED = KvHandle(

@@ -39,6 +39,7 @@ async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
         weights="bfloat16",
         version=pdserve.__version__,
         chunk_tokens=256,
+        max_sequences=256,
     )
 
 

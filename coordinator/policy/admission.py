@@ -1,0 +1,446 @@
+"""Who is let in, who waits, and who is refused at once: the decisions of admission. Pure.
+
+Order is that of a fair queue: classes by priority, in each the tenants, in each of these
+prompts by size, and of one size those first that must begin first. What is let in at once is
+what the workers can hold and are about to read, so that others wait here, in this order, and
+not in the workers, in order of arrival. A wait is predicted from the tokens that go before and
+the rate at which the queue has moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from coordinator.policy.fair_queue import FairQueue, Place, Share
+from coordinator.policy.pace import OwnTime, Pace, size_of
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.types import Role
+
+WINDOW_STEPS = 4
+"""Steps' worth of prompt tokens on the way to each worker that reads: one being read, one
+waiting for it, and as much again for what is on its way to and from the worker."""
+
+READ_AHEAD = 2
+"""Requests in all, for each worker that reads for others, beyond what the decode workers run."""
+
+MARGIN = 0.8
+"""Part of the time that is left which a predicted wait may take: predictions err."""
+
+HOARD = 8
+"""A tenant may have so many times as many requests waiting as there are places left, so that
+whoever fills the queue leaves some to others (Choudhury, Hahne: "Dynamic queue length
+thresholds for shared-memory packet switches", 1998)."""
+
+ANSWER_TOKEN = 2
+"""Prompt tokens that a token of an answer counts for between tenants."""
+
+LEARN = 0.1
+"""Weight of the last answer, or prompt, in what is learned of them."""
+
+_CHARS_PER_TOKEN = 4.0  # until it is learned
+_LEAST_RETRY_S = 1.0
+_MOST_RETRY_S = 60.0  # the longest that OpenAI's clients obey
+
+
+class Priority(StrEnum):
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @property
+    def weight(self) -> float:
+        """Its part of what is read while others wait: even the lowest is never starved."""
+        return _WEIGHTS[self]
+
+
+_WEIGHTS = {Priority.HIGH: 16.0, Priority.NORMAL: 4.0, Priority.LOW: 1.0}
+
+
+def lower(one: Priority, other: Priority) -> Priority:
+    return min(one, other, key=lambda priority: priority.weight)
+
+
+def priority_of(number: int) -> Priority:
+    """The class of a request's `priority`, which is the lower the sooner, as in vLLM."""
+    if number == 0:
+        return Priority.NORMAL
+    return Priority.HIGH if number < 0 else Priority.LOW
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`max_running` of None leaves it to what the fleet holds. `max_ttft_s` is how long a
+    request without a deadline may take to its first token, as far as its wait decides that."""
+
+    max_running: int | None
+    max_queued: int
+    max_ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Workers that read prompts, and the prompt tokens that one step of all of them reads."""
+
+    workers: int = 0
+    chunk_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the ready workers of a model can take: sequences in all, and tokens of KV that are
+    free now, on those that decode; and by role those that read prompts. Nobody waits for a
+    fleet that can take no sequence."""
+
+    sequences: int = 0
+    free_kv_tokens: int = 0
+    pools: Mapping[Role, Pool] = field(default_factory=dict)
+
+    def pool(self, role: Role) -> Pool:
+        return self.pools.get(role, _NO_POOL)
+
+
+_NO_POOL = Pool()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is known of a request when it comes; times in seconds, on the clock of `now`.
+
+    `weight` is its part beside other tenants, `prompt_chars` how long the prompt is before it
+    is tokenised.
+    """
+
+    tenant: str
+    priority: Priority
+    weight: float
+    arrived: float
+    deadline: float | None = None
+    prompt_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What it asks for, known once it is tokenised.
+
+    `reader` is the pool that is to read the prompt, as far as can be told before its turn.
+    `own_s` is how long its first token takes without a wait; None leaves that to what was
+    seen of others.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    reader: Role
+    own_s: float | None = None
+
+
+class State(Enum):
+    ARRIVED = "arrived"
+    QUEUED = "queued"
+    READING = "reading"
+    WRITING = "writing"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request, from its arrival until it leaves; changed by `AdmissionQueue` alone.
+
+    `latest` is when it is given up, if it still waits then. Places and counts are kept here
+    so that whatever was taken is what is given back.
+    """
+
+    asked: Asked
+    state: State = State.ARRIVED
+    work: Work = field(default=Work(0, 0, Role.DECODE))
+    queued: float = 0.0
+    admitted: float = 0.0
+    latest: float = math.inf
+    kv_tokens: int = 0
+    window_tokens: int = 0
+    place: Place[Ticket] | None = None
+
+
+class AdmissionQueue:
+    """Everything of one model. `now` never goes back between calls."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lanes = {role: _Lane() for role in Role}
+        self._waiting: Counter[tuple[Priority, str]] = Counter()
+        self._arrived = 0
+        self._reading_kv = 0
+        self._answer_tokens = 0.0
+        self._chars_per_token = _CHARS_PER_TOKEN
+        self.running = 0
+        """Requests that were let in and have not left."""
+
+    @property
+    def queued(self) -> int:
+        return sum(len(lane.queue) for lane in self._lanes.values())
+
+    @property
+    def window_tokens(self) -> int:
+        """Prompt tokens that were let in and are not read yet, as far as they count."""
+        return sum(lane.window_tokens for lane in self._lanes.values())
+
+    def waiting(self, priority: Priority) -> tuple[int, int]:
+        """(requests, prompt tokens) of the class that are in the queue."""
+        parts = [lane.queue.part(priority) for lane in self._lanes.values()]
+        return sum(items for items, _ in parts), sum(tokens for _, tokens in parts)
+
+    def wait_s(self, capacity: Capacity) -> float:
+        """Predicted for whoever would go behind all others, in the slower lane."""
+        return max(
+            lane.wait_s(lane.queue.tokens, capacity.pool(role))
+            for role, lane in self._lanes.items()
+        )
+
+    def arrive(self, asked: Asked, now: float, capacity: Capacity) -> Ticket:
+        """Takes a request in for as long as it is being tokenised, if it has any chance.
+
+        Raises RejectedError QUEUE_FULL or OVERLOADED.
+        """
+        self._go_on(now)
+        self._require_place(asked, self._arrived + self.queued, capacity)
+        tokens = round(asked.prompt_chars / self._chars_per_token)
+        late_s = [
+            self._late_s(asked, Work(tokens, 0, role), now, capacity) for role in capacity.pools
+        ]
+        if late_s and min(late_s) > 0:
+            raise _overloaded(min(late_s))
+        self._arrived += 1
+        self._waiting[asked.priority, asked.tenant] += 1
+        return Ticket(asked)
+
+    def enqueue(self, ticket: Ticket, work: Work, now: float, capacity: Capacity) -> None:
+        """Gives a tokenised request its place; `admit` says whose turn it is.
+
+        Raises RejectedError QUEUE_FULL or OVERLOADED.
+        """
+        self._go_on(now)
+        asked = ticket.asked
+        self._learn_chars(asked.prompt_chars, work.prompt_tokens)
+        lane = self._lanes[work.reader]
+        ticket.work = work
+        ticket.queued = now
+        ticket.kv_tokens = work.prompt_tokens + self._answer(work)
+        ticket.latest = self._latest(asked, self._own_s(work))
+        if len(lane.queue) or not self._fits(ticket, capacity):
+            if self.queued >= self._limits.max_queued:
+                raise self._full(capacity)
+            late_s = self._late_s(asked, work, now, capacity)
+            if late_s > 0:
+                raise _overloaded(late_s)
+        path = _path(asked, work.prompt_tokens)
+        ticket.place = lane.queue.push(path, work.prompt_tokens, ticket.latest, ticket)
+        ticket.state = State.QUEUED
+        self._arrived -= 1
+
+    def admit(self, now: float, capacity: Capacity) -> list[Ticket]:
+        """Lets in, in order, all for whom there is room now."""
+        self._go_on(now)
+        let_in: list[Ticket] = []
+        while (ticket := self._next(capacity)) is not None:
+            lane = self._lanes[ticket.work.reader]
+            lane.let_in(ticket, capacity.pool(ticket.work.reader), waited=now > ticket.queued)
+            self._forget_wait(ticket.asked)
+            self._reading_kv += ticket.kv_tokens
+            self.running += 1
+            ticket.admitted = now
+            ticket.state = State.READING
+            let_in.append(ticket)
+        return let_in
+
+    def read(self, ticket: Ticket, now: float) -> None:
+        """Its first token is there: others may be let in to be read."""
+        if ticket.state is State.READING:
+            self._go_on(now)
+            self._end_reading(ticket)
+            work = ticket.work
+            self._lanes[work.reader].own.learn(work.prompt_tokens, now - ticket.admitted)
+            ticket.state = State.WRITING
+
+    def leave(self, ticket: Ticket, now: float, answer_tokens: int | None = None) -> None:
+        """However it ended, in whatever state; only the first call does anything.
+
+        `answer_tokens` is None where nobody knows.
+        """
+        self._go_on(now)
+        state, ticket.state = ticket.state, State.GONE
+        match state:
+            case State.ARRIVED:
+                self._arrived -= 1
+                self._forget_wait(ticket.asked)
+            case State.QUEUED:
+                assert ticket.place is not None
+                self._lanes[ticket.work.reader].queue.remove(ticket.place)
+                self._forget_wait(ticket.asked)
+            case State.READING:
+                self._end_reading(ticket)
+                self.running -= 1
+            case State.WRITING:
+                self.running -= 1
+                self._settle(ticket, answer_tokens)
+            case State.GONE:
+                pass
+
+    def _go_on(self, now: float) -> None:
+        for lane in self._lanes.values():
+            lane.pace.go_on(now, waiting=len(lane.queue) > 0)
+
+    def _end_reading(self, ticket: Ticket) -> None:
+        self._lanes[ticket.work.reader].end_reading(ticket)
+        self._reading_kv -= ticket.kv_tokens
+
+    def _settle(self, ticket: Ticket, answer_tokens: int | None) -> None:
+        """Learns from the answer, and charges the tenant for it."""
+        if answer_tokens is None:
+            answer_tokens = self._answer(ticket.work)
+        else:
+            self._answer_tokens += LEARN * (answer_tokens - self._answer_tokens)
+        assert ticket.place is not None
+        queue = self._lanes[ticket.work.reader].queue
+        queue.charge(ticket.place, ANSWER_TOKEN * answer_tokens)
+
+    def _answer(self, work: Work) -> int:
+        """Tokens that its answer is expected to have."""
+        return min(work.max_tokens, math.ceil(self._answer_tokens))
+
+    def _learn_chars(self, chars: int, tokens: int) -> None:
+        if chars:
+            self._chars_per_token += LEARN * (chars / tokens - self._chars_per_token)
+
+    def _forget_wait(self, asked: Asked) -> None:
+        self._waiting[asked.priority, asked.tenant] -= 1
+        if not self._waiting[asked.priority, asked.tenant]:
+            del self._waiting[asked.priority, asked.tenant]
+
+    def _own_s(self, work: Work) -> float:
+        if work.own_s is not None:
+            return work.own_s
+        return self._lanes[work.reader].own.of(work.prompt_tokens)
+
+    def _latest(self, asked: Asked, own_s: float) -> float:
+        """When it must be let in. A prompt that takes long by itself is not refused for that."""
+        if asked.deadline is not None:
+            return asked.deadline - own_s
+        bound = self._limits.max_ttft_s
+        return asked.arrived + max(bound - own_s, bound / 2)
+
+    def _late_s(self, asked: Asked, work: Work, now: float, capacity: Capacity) -> float:
+        """By how much too long it would wait, at most 0 where it would be in time."""
+        lane = self._lanes[work.reader]
+        ahead = lane.queue.ahead(_path(asked, work.prompt_tokens))
+        wait_s = lane.wait_s(ahead, capacity.pool(work.reader))
+        left_s = self._latest(asked, self._own_s(work)) - now
+        return wait_s - MARGIN * left_s if wait_s else 0.0
+
+    def _require_place(self, asked: Asked, waiting: int, capacity: Capacity) -> None:
+        free = self._free_seats(capacity)
+        if waiting < free:
+            return
+        left = self._limits.max_queued + free - waiting
+        if left <= 0 or self._waiting[asked.priority, asked.tenant] >= HOARD * left:
+            raise self._full(capacity)
+
+    def _full(self, capacity: Capacity) -> RejectedError:
+        return RejectedError(
+            ErrorReason.QUEUE_FULL,
+            "too many requests are waiting; retry later",
+            # By then about half of them have had their turn.
+            retry_after_s=_retry_s(self.wait_s(capacity) / 2),
+        )
+
+    def _seats(self, capacity: Capacity) -> float:
+        """Most requests that may be in at once."""
+        seats = math.inf
+        if capacity.sequences:
+            seats = capacity.sequences + READ_AHEAD * capacity.pool(Role.PREFILL).workers
+        most = self._limits.max_running
+        return seats if most is None else min(seats, most)
+
+    def _free_seats(self, capacity: Capacity) -> float:
+        return max(0.0, self._seats(capacity) - self.running)
+
+    def _next(self, capacity: Capacity) -> Ticket | None:
+        """Of the lanes' heads that fit, the one that must begin first."""
+        heads = [
+            place.item
+            for lane in self._lanes.values()
+            if (place := lane.queue.head()) is not None and self._fits(place.item, capacity)
+        ]
+        return min(heads, key=lambda ticket: ticket.latest, default=None)
+
+    def _fits(self, ticket: Ticket, capacity: Capacity) -> bool:
+        if self.running >= self._seats(capacity):
+            return False
+        if not self.running or not capacity.sequences:
+            return True
+        reading = sum(lane.reading for lane in self._lanes.values())
+        # Answers under way are, on the average, half written.
+        growth = (self.running - reading) * self._answer_tokens / 2
+        work = ticket.work
+        return (
+            self._reading_kv + ticket.kv_tokens + growth <= capacity.free_kv_tokens
+        ) and self._lanes[work.reader].has_room(work.prompt_tokens, capacity.pool(work.reader))
+
+
+class _Lane:
+    """The queue before one pool of readers, what these have not read yet, and their pace."""
+
+    def __init__(self) -> None:
+        self.queue: FairQueue[Ticket] = FairQueue()
+        self.pace = Pace()
+        self.own = OwnTime(LEARN)
+        self.reading = 0
+        self.window_tokens = 0
+
+    def has_room(self, prompt_tokens: int, pool: Pool) -> bool:
+        """Each worker may always have two prompts on their way to it."""
+        window = WINDOW_STEPS * pool.chunk_tokens
+        return not pool.workers or self.window_tokens + _counted(prompt_tokens, pool) <= window
+
+    def let_in(self, ticket: Ticket, pool: Pool, *, waited: bool) -> None:
+        assert ticket.place is not None
+        self.queue.take(ticket.place)
+        ticket.window_tokens = _counted(ticket.work.prompt_tokens, pool)
+        self.window_tokens += ticket.window_tokens
+        self.reading += 1
+        if waited:
+            self.pace.moved(ticket.work.prompt_tokens / max(1, pool.workers))
+
+    def end_reading(self, ticket: Ticket) -> None:
+        self.window_tokens -= ticket.window_tokens
+        self.reading -= 1
+
+    def wait_s(self, tokens: float, pool: Pool) -> float:
+        return self.pace.seconds(tokens / max(1, pool.workers))
+
+
+def _counted(prompt_tokens: int, pool: Pool) -> int:
+    """One prompt keeps one worker busy, however long it is, and leaves it room for another."""
+    return min(prompt_tokens, WINDOW_STEPS * pool.chunk_tokens // (2 * max(1, pool.workers)))
+
+
+def _path(asked: Asked, prompt_tokens: int) -> tuple[Share, ...]:
+    return (
+        Share(asked.priority, asked.priority.weight),
+        Share(asked.tenant, asked.weight),
+        Share(size_of(prompt_tokens)),
+    )
+
+
+def _overloaded(late_s: float) -> RejectedError:
+    return RejectedError(
+        ErrorReason.OVERLOADED,
+        f"the first token would come too late, by {late_s:.1f} s; retry later",
+        retry_after_s=_retry_s(late_s),
+    )
+
+
+def _retry_s(seconds: float) -> float:
+    return min(max(seconds, _LEAST_RETRY_S), _MOST_RETRY_S)
