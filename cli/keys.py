@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,16 +28,25 @@ def new(
     rate: Annotated[
         str | None, typer.Option(help="Requests allowed, for example '600/minute'.")
     ] = None,
+    weight: Annotated[
+        float, typer.Option(help="The tenant's part beside others where requests wait.")
+    ] = 1.0,
+    max_priority: Annotated[
+        Literal["high", "normal", "low"], typer.Option(help="What its requests may claim at most.")
+    ] = "normal",
     file: Annotated[Path, typer.Option(help="The keys file; made if missing.")] = Path("keys.yaml"),
 ) -> None:
     """Makes a key, adds its hash to the keys file, and prints the key: it is shown only once."""
     from cli.failure import CliError
     from coordinator.gateway.keys import new_key
+    from coordinator.policy.priority import Priority
 
     try:
-        plain, entry = new_key(tenant, admin=admin, rate=rate)
+        plain, entry = new_key(
+            tenant, admin=admin, rate=rate, weight=weight, max_priority=Priority(max_priority)
+        )
     except ValueError as error:
-        raise CliError(f"tenant or rate cannot be used: {_first_line(error)}") from None
+        raise CliError(f"the key cannot be made so: {_first_line(error)}") from None
     try:
         with _locked(file):
             _append(file, entry.model_dump(mode="json", exclude_none=True))

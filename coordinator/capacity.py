@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coordinator.catalog import ServedModel
-from coordinator.fleet import Fleet, Worker, WorkerState
-from coordinator.policy.admission import Capacity, Pool
+from coordinator.fleet import Fleet, Worker
+from coordinator.policy.health import SERVING
+from coordinator.policy.ticket import Capacity, Pool
 from pdserve.types import Mode, Role
 
 
@@ -12,7 +13,7 @@ def capacity(fleet: Fleet, model: ServedModel) -> Capacity:
     ready = [
         worker
         for worker in fleet.workers()
-        if worker.state is WorkerState.READY
+        if worker.state in SERVING
         and worker.info is not None
         and worker.info.model == model.config.name
     ]

@@ -21,7 +21,6 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.lifecycle import Event
 from coordinator.observer import Observer
-from coordinator.policy.admission import Work
 from coordinator.policy.choose import choose
 from coordinator.policy.ladder import (
     Fault,
@@ -35,6 +34,7 @@ from coordinator.policy.ladder import (
 from coordinator.policy.pairs import Pair
 from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import Plan, RequestFacts
+from coordinator.policy.ticket import Work
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError

@@ -14,9 +14,9 @@ from coordinator.fleet import Fleet
 from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.policy.admission import Priority
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
+from coordinator.policy.priority import Priority
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode, Role
 

@@ -9,16 +9,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from coordinator.policy.admission import (
-    AdmissionQueue,
-    Asked,
-    Capacity,
-    Limits,
-    Priority,
-    State,
-    Ticket,
-    Work,
-)
+from coordinator.policy.admission import AdmissionQueue
+from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Asked, Capacity, Limits, State, Ticket, Work
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
 LOOK_S = 0.25

@@ -13,7 +13,8 @@ from coordinator.gateway.admission import Admission, Permit
 from coordinator.gateway.keys import Caller, KeyRing
 from coordinator.gateway.limits import RateLimiter
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.policy.admission import Asked, Limits, lower, priority_of
+from coordinator.policy.priority import lower, priority_of
+from coordinator.policy.ticket import Asked, Limits
 from coordinator.prompts import num_chars
 from pdserve.config import GatewayConfig, Listen
 from pdserve.errors import ConfigError

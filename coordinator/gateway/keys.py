@@ -14,7 +14,7 @@ import yaml
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coordinator.policy.admission import Priority
+from coordinator.policy.priority import Priority
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 
 _PREFIX = "pd-"
@@ -148,10 +148,12 @@ def new_key(
     admin: bool = False,
     may_choose_mode: bool = True,
     rate: str | None = None,
+    weight: float = 1.0,
+    max_priority: Priority = Priority.NORMAL,
 ) -> tuple[str, KeyEntry]:
     """A fresh key in plain text, to be shown once, and its entry for the file.
 
-    Raises pydantic's ValidationError (a ValueError) for a rate or tenant that is none.
+    Raises pydantic's ValidationError (a ValueError) for a field that cannot be so.
     """
     plain = _PREFIX + secrets.token_urlsafe(32)
     entry = KeyEntry(
@@ -161,6 +163,8 @@ def new_key(
         admin=admin,
         may_choose_mode=may_choose_mode,
         rate=rate,
+        weight=weight,
+        max_priority=max_priority,
     )
     return plain, entry
 

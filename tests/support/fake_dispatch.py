@@ -47,7 +47,7 @@ def gateway_without_fleet(
     config: GatewayConfig, keys: KeyRing, models: Mapping[str, ServedModel]
 ) -> Gateway:
     metrics = CoordinatorMetrics(CollectorRegistry())
-    return Gateway(config, keys, models, Fleet({}, 1, RealClock()), metrics)
+    return Gateway(config, keys, models, Fleet({}, 1, RealClock(), 2.0), metrics)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from coordinator.gateway.admission import LOOK_S, Admission, Permit
-from coordinator.policy.admission import Asked, Capacity, Limits, Pool, Priority, Work
+from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Asked, Capacity, Limits, Pool, Work
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Role
 from tests.support.virtual_time import on_virtual_time, settle

@@ -10,18 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policy.admission import (
-    AdmissionQueue,
-    Asked,
-    Capacity,
-    Limits,
-    Pool,
-    Priority,
-    Ticket,
-    Work,
-    priority_of,
-)
+from coordinator.policy.admission import AdmissionQueue
 from coordinator.policy.pace import OwnTime, Pace, size_of
+from coordinator.policy.priority import Priority, priority_of
+from coordinator.policy.ticket import Asked, Capacity, Limits, Pool, Ticket, Work
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Role
 

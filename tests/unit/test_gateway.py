@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.gateway.keys import Caller, KeyRing
-from coordinator.policy.admission import Priority, Work
+from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Work
 from pdserve.config import GatewayConfig
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import GenerateSpec, Role, SamplingParams, TextPrompt

@@ -7,6 +7,7 @@ import yaml
 
 from coordinator.gateway.gateway import require_keys
 from coordinator.gateway.keys import Caller, KeyEntry, KeyRing, new_key
+from coordinator.policy.priority import Priority
 from pdserve.config import GatewayConfig, Listen
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 
@@ -22,10 +23,17 @@ def test_new_key_has_256_bits_and_its_entry_does_not_hold_it() -> None:
 
 
 def test_file_round_trip_and_authentication(tmp_path: Path) -> None:
-    special = new_key("umbrella", admin=True, may_choose_mode=False, rate="5/second")
+    special = new_key(
+        "umbrella",
+        admin=True,
+        may_choose_mode=False,
+        rate="5/second",
+        weight=2.5,
+        max_priority=Priority.HIGH,
+    )
     made = [new_key("acme"), special]
     path = tmp_path / "keys.yaml"
-    path.write_text(yaml.safe_dump({"keys": [entry.model_dump() for _, entry in made]}))
+    path.write_text(yaml.safe_dump({"keys": [entry.model_dump(mode="json") for _, entry in made]}))
     ring = KeyRing.load(path)
     assert not ring.is_open
     (first, first_entry), (second, second_entry) = made
@@ -33,7 +41,13 @@ def test_file_round_trip_and_authentication(tmp_path: Path) -> None:
         "acme", first_entry.id, admin=False, may_choose_mode=True, rate=None
     )
     assert ring.authenticate(f"bearer  {second} ") == Caller(
-        "umbrella", second_entry.id, admin=True, may_choose_mode=False, rate="5/second"
+        "umbrella",
+        second_entry.id,
+        admin=True,
+        may_choose_mode=False,
+        rate="5/second",
+        weight=2.5,
+        max_priority=Priority.HIGH,
     )
 
 

@@ -89,3 +89,9 @@ async def test_keys() -> None:
         status, told = await refused(keyed.stub.Chat(asking, metadata=good))
         assert status is grpc.StatusCode.PERMISSION_DENIED
         assert told.param == "options.mode"
+        asking = pb.ChatRequest(
+            model=MODEL, messages=CHAT.messages, options=pb.RequestOptions(priority=-1)
+        )
+        status, told = await refused(keyed.stub.Chat(asking, metadata=good))
+        assert status is grpc.StatusCode.PERMISSION_DENIED
+        assert told.param == "options.priority"

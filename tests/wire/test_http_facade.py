@@ -225,6 +225,9 @@ async def test_trace_id(facade: HttpFacade) -> None:
 
 async def test_mode_and_session_headers(facade: HttpFacade) -> None:
     headers = {"x-pdserve-mode": "Colocated", "x-pdserve-session": "s1"}
-    await facade.client.post(CHAT_PATH, json={**CHAT, "cache_salt": "c"}, headers=headers)
+    await facade.client.post(
+        CHAT_PATH, json={**CHAT, "cache_salt": "c", "priority": -2}, headers=headers
+    )
     spec = facade.dispatcher.seen[0].spec
     assert (spec.mode, spec.session, spec.cache_salt) == (Mode.COLOCATED, "s1", "c")
+    assert spec.priority == -2

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from coordinator.gateway.keys import KeyRing, new_key
+from coordinator.policy.priority import Priority
 from pdserve.config import ModelConfig
 from tests.support.fake_dispatch import MODEL, served
 from tests.support.http_facade import (
@@ -65,7 +66,7 @@ async def test_openapi_document_describes_the_bodies(facade: HttpFacade) -> None
 
 async def test_keys() -> None:
     user, user_entry = new_key("acme", may_choose_mode=False)
-    admin, admin_entry = new_key("ops", admin=True)
+    admin, admin_entry = new_key("ops", admin=True, max_priority=Priority.HIGH)
     keys = KeyRing([user_entry, admin_entry])
     async with http_facade(keys=keys) as facade:
 
@@ -102,6 +103,16 @@ async def test_keys() -> None:
         assert_error(forbidden, 403, "permission_denied", "x-pdserve-mode")
         allowed = await ask("POST", CHAT_PATH, admin, **{"x-pdserve-mode": "auto"})
         assert allowed.status_code == 200
+
+        for key, priority, status in ((user, -1, 403), (user, 1, 200), (admin, -1, 200)):
+            response = await facade.client.post(
+                CHAT_PATH,
+                json={**CHAT, "priority": priority},
+                headers={"authorization": f"Bearer {key}"},
+            )
+            assert response.status_code == status
+            if status == 403:
+                assert_error(response, 403, "permission_denied", "priority")
 
 
 async def test_a_model_may_forbid_the_choice(facade: HttpFacade) -> None:
