@@ -54,7 +54,9 @@ def picture(fleet: dict[str, Any]) -> Group:
     from rich.text import Text
 
     ready = Text("ready", "bold green") if fleet["ready"] else Text("not ready", "bold yellow")
-    return Group(ready, _workers(fleet), _leases(fleet), _routes(fleet), _pairs(fleet))
+    return Group(
+        ready, _workers(fleet), _leases(fleet), _routes(fleet), _queues(fleet), _pairs(fleet)
+    )
 
 
 def _workers(fleet: dict[str, Any]) -> Table:
@@ -94,15 +96,28 @@ def _leases(fleet: dict[str, Any]) -> Table:
 
 def _routes(fleet: dict[str, Any]) -> Table:
     table = _table("model", "route", "state")
-    table.add_column("running", justify="right")
-    table.add_column("queued", justify="right")
     for model, routes in fleet["routes"].items():
-        requests = fleet["requests"].get(model, {"running": 0, "queued": 0})
-        counts = (str(requests["running"]), str(requests["queued"]))
         for at, (route, it) in enumerate(routes.items()):
             state = _state("ready" if it["ready"] else "not ready", it["detail"])
-            # The counts are the model's, so they are shown once.
-            table.add_row("" if at else model, route, state, *(() if at else counts))
+            table.add_row("" if at else model, route, state)
+    return table
+
+
+def _queues(fleet: dict[str, Any]) -> Table:
+    """Requests let in, those that wait by priority, and how long the last of them will."""
+    table = _table("queue")
+    for name in ("running", "unread", "high", "normal", "low", "tokens", "wait"):
+        table.add_column(name, justify="right")
+    for model, it in fleet["requests"].items():
+        waiting = (str(number) for number in it["queued_by_priority"].values())
+        table.add_row(
+            model,
+            str(it["running"]),
+            str(it["unread_tokens"]),
+            *waiting,
+            str(it["queued_tokens"]),
+            f"{it['wait_s']:.1f} s",
+        )
     return table
 
 

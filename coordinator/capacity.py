@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from coordinator.catalog import ServedModel
-from coordinator.fleet import Fleet, Worker
+from coordinator.fleet import Fleet
 from coordinator.policy.health import SERVING
 from coordinator.policy.ticket import Capacity, Pool
+from coordinator.worker import Worker
 from pdserve.types import Mode, Role
 
 

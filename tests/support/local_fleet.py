@@ -172,6 +172,10 @@ class LocalFleet:
 
     async def ask(self, **fields: Any) -> str:
         """One whole answer. `fields` are those of GenerateSpec."""
+        text, _ = await self.ask_recorded(**fields)
+        return text
+
+    async def ask_recorded(self, **fields: Any) -> tuple[str, RequestRecord]:
         request_id = f"r{len(self.records) + 1}"
         record = RequestRecord(
             request_id, "http", "completion", False, "trace", time.monotonic(), tenant="acme"
@@ -180,7 +184,7 @@ class LocalFleet:
         spec = GenerateSpec(request_id=request_id, model=MODEL, **fields)
         stream = await self.dispatcher.open(spec, CALLER, record)
         try:
-            return "".join([delta.text async for delta in stream])
+            return "".join([delta.text async for delta in stream]), record
         finally:
             await stream.aclose()
 

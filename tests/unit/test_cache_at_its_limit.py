@@ -81,7 +81,8 @@ def test_every_request_ends_in_time_and_leaves_nothing(name: str, seed: int) -> 
             assert max(ending.took_s for ending in endings) < LONGEST_S
             # Else the limit was not reached, and nothing is proven.
             steps = [step for record in fleet.records for step in record.fallbacks]
-            assert steps.count("colocated: no_room") > number / 20
+            waited = sum(record.phases.get("queue", 0.0) > 0 for record in fleet.records)
+            assert steps.count("colocated: no_room") + waited > number / 20
             await asyncio.sleep(1)
             fleet.assert_idle()
 
