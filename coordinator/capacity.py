@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
-from coordinator.policy.health import SERVING
 from coordinator.policy.ticket import Capacity, Pool
 from coordinator.worker import Worker
 from pdserve.types import Mode, Role
 
 
 def capacity(fleet: Fleet, model: ServedModel) -> Capacity:
-    ready = [
-        worker
-        for worker in fleet.workers()
-        if worker.state in SERVING
-        and worker.info is not None
-        and worker.info.model == model.config.name
-    ]
+    serving = fleet.serving(model.config.name)
     sequences = free_kv_tokens = 0
-    for worker in ready:
-        if worker.info is not None and worker.hosts(Role.DECODE):
+    for worker in serving:
+        if worker.info is not None and worker.writes:
             sequences += worker.info.max_sequences
             free_kv_tokens += round(worker.info.kv_capacity_tokens * (1 - worker.load.kv_usage))
-    pools = {role: _pool(ready, role) for role in _readers(model)}
+    pools = {
+        Role.PREFILL: _pool([worker for worker in serving if worker.reads]),
+        Role.DECODE: _pool([worker for worker in serving if worker.writes]),
+    }
+    readers = _readers(model)
     return Capacity(
-        sequences, free_kv_tokens, {role: pool for role, pool in pools.items() if pool.workers}
+        sequences,
+        free_kv_tokens,
+        {role: pool for role, pool in pools.items() if role in readers and pool.workers},
     )
 
 
@@ -39,10 +38,6 @@ def _readers(model: ServedModel) -> tuple[Role, ...]:
     return (Role.PREFILL, Role.DECODE)
 
 
-def _pool(ready: list[Worker], role: Role) -> Pool:
-    chunks = [
-        worker.info.chunk_tokens
-        for worker in ready
-        if worker.info is not None and worker.hosts(role)
-    ]
+def _pool(workers: list[Worker]) -> Pool:
+    chunks = [worker.info.chunk_tokens for worker in workers if worker.info is not None]
     return Pool(len(chunks), sum(chunks))

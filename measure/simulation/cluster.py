@@ -69,10 +69,11 @@ class Cluster:
         self.workers = {name: SimWorker(network.add(name), spec) for name, spec in specs.items()}
         config = CoordinatorConfig(models=(model,), gateway=gateway)
         self.models = catalog.build(config, {MODEL: TokenEncoder(context_length)})
-        self.gateway = Gateway(config.gateway, _CALLER_KEYS, self.models)
         clients = {name: self._client(worker.host) for name, worker in self.workers.items()}
         self.fleet = Fleet(dict(clients), config.quarantine_after, self.host)
-        self.observer = Observer(CoordinatorMetrics(CollectorRegistry()))
+        metrics = CoordinatorMetrics(CollectorRegistry())
+        self.gateway = Gateway(config.gateway, _CALLER_KEYS, self.models, self.fleet, metrics)
+        self.observer = Observer(metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
         self._caller: Caller = self.gateway.authenticate(None)
 
