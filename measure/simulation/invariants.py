@@ -24,6 +24,7 @@ _UNDISTURBED = frozenset(
     reason.label
     for reason in (
         ErrorReason.QUEUE_FULL,
+        ErrorReason.OVERLOADED,
         ErrorReason.DEADLINE_EXCEEDED,
         ErrorReason.NO_WORKER,
         ErrorReason.NO_ROOM,

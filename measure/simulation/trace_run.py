@@ -117,9 +117,10 @@ def simulate(arrivals: list[Arrival], setup: Setup) -> Seen:
 async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
     cluster = Cluster(
         _specs(setup),
-        ModelConfig(name=MODEL, mode=setup.mode),
+        # Nobody is refused: what comes too late is served too, and counted.
+        ModelConfig(name=MODEL, mode=setup.mode, max_ttft_s=1e9),
         Network(Random(0), LATENCY_S),
-        GatewayConfig(max_running=1_000_000, max_queued=1),
+        GatewayConfig(max_queued=1_000_000),
         setup.model.context_length,
     )
     seen = Seen(asked=len(arrivals))

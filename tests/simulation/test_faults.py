@@ -40,7 +40,7 @@ def broken_by(seeds: range) -> set[str]:
 
 
 def test_a_permit_that_is_not_given_back_is_found() -> None:
-    with mock.patch.object(Permit, "release", lambda _: None):
+    with mock.patch.object(Permit, "release", lambda *_: None):
         assert "invariant 3" in broken_by(range(2))
 
 
