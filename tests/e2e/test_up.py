@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.running_system import RunningSystem, assert_all_gone
@@ -131,3 +132,19 @@ def test_modes_are_told_apart(sim: RunningSystem) -> None:
 def _up(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli.main", "up", "--json", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_run_of_tests_that_is_killed_leaves_nothing() -> None:
+    script = (
+        "from tests.support.running_system import RunningSystem\n"
+        f"system = RunningSystem(*{SIM!r})\n"
+        "system.wait_for('ready')\n"
+        "print(system.process.pid, *(child.pid for child in system.descendants()), flush=True)\n"
+        "system.process.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        family = [psutil.Process(int(pid)) for pid in run.stdout.readline().split()]
+        assert len(family) >= 4
+        run.terminate()
+    assert_all_gone(family)
