@@ -30,7 +30,7 @@ from cli.plan import (
 )
 from coordinator.gateway.keys import KeyRing
 from pdserve.clock import RealClock
-from pdserve.config import SimConfig, load
+from pdserve.config import SimConfig, dump, load
 from pdserve.engine.sim import SimEngine
 from pdserve.errors import ConfigError
 from pdserve.types import Mode, Role
@@ -79,6 +79,10 @@ def test_the_file_is_overruled_by_the_environment_and_that_by_flags(tmp_path: Pa
     sources = f"# worker: defaults, {file}, PDSERVE_WORKER__ENGINE, PDSERVE_WORKER__ID\n"
     assert sources in result.stdout
     assert "# fleet: defaults\n" in result.stdout
+    assert "  lease_s: 5.0  # how long exported KV is held unfetched\n" in result.stdout
+    assert "sim" not in shown["worker"], "it is not used"
+    file.write_text(result.stdout)
+    assert dump(load(file, {})) == dump(load(None, shown))
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
