@@ -32,13 +32,15 @@ def config(config: ConfigFile = None) -> None:
 def _explained(values: dict[str, Any], model: type[BaseModel], indent: str = "") -> Iterator[str]:
     """The lines of these fields of a model as YAML, each with its description."""
     import yaml
+    from pydantic import BaseModel
 
     for name, value in values.items():
         field = model.model_fields[name]
         note = f"  # {field.description}" if field.description else ""
-        if isinstance(value, dict) and hasattr(field.annotation, "model_fields"):
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
             yield f"{indent}{name}:{note}"
-            yield from _explained(value, field.annotation, f"{indent}  ")
+            yield from _explained(value, section, f"{indent}  ")
             continue
         first, *more = yaml.safe_dump({name: value}, sort_keys=False).splitlines()
         yield f"{indent}{first}{note}"

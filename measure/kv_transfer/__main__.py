@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import shlex
-import signal
-import sys
-from pathlib import Path
 
-import msgspec
 import psutil
 from rich.console import Console
-from rich.markdown import Markdown
 
-from measure import machine
+from measure import command
 from measure.kv_transfer import plan, report
 from measure.kv_transfer.plan import Measured
 from measure.processes import BenchError
 
+_MODULE = "measure.kv_transfer"
 _PACKAGES = ("grpcio", "nixl", "torch", "numpy", "xxhash")
 
 
 def main() -> None:
-    asked = _arguments()
-    console = Console(stderr=True)
-    try:
+    asked = command.parser(_MODULE, __doc__, repeats=5, repeated="way").parse_args()
+
+    def measure(console: Console) -> command.Measured:
         holder, reader = _cores()
         notes = [f"The holder is pinned to core {holder}, the reader to core {reader}."]
         measured = asyncio.run(_measure(asked.repeats, (holder, reader), notes, console))
-    except BenchError as error:
-        sys.exit(f"kv transfer: {error}")
-    except asyncio.CancelledError:
-        sys.exit("kv transfer: stopped by a signal; nothing was written")
-    command = shlex.join(("python", "-m", "measure.kv_transfer", *sys.argv[1:]))
-    text = report.render(measured, machine.describe(_PACKAGES), command, notes)
-    console.print(Markdown(text))
-    if asked.json is not None:
-        asked.json.write_bytes(msgspec.json.encode(measured))
-    if asked.write is not None:
-        page = asked.write.read_text() if asked.write.exists() else ""
-        asked.write.write_text(report.SECTION.replace(page, text))
+        return measured, notes
 
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m measure.kv_transfer", description=__doc__)
-    parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="a Markdown page whose generated part is renewed"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every single copy, as JSON")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each way")
-    return parser.parse_args()
+    command.run(asked, _MODULE, _PACKAGES, measure, report.render, report.SECTION)
 
 
 def _cores() -> tuple[int, int]:
@@ -66,11 +41,7 @@ async def _measure(
     repeats: int, cores: tuple[int, int], notes: list[str], console: Console
 ) -> list[Measured]:
     """Adds to `notes` what the machine has no room for."""
-    # Both, so that every way to stop the run takes the processes with it.
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    command.stop_on_signals()
     measured: list[Measured] = []
     for model in plan.MODELS:
         fitting = plan.fitting(model, plan.NUM_TOKENS, psutil.virtual_memory().available)
