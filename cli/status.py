@@ -54,9 +54,8 @@ def picture(fleet: dict[str, Any]) -> Group:
     from rich.text import Text
 
     ready = Text("ready", "bold green") if fleet["ready"] else Text("not ready", "bold yellow")
-    return Group(
-        ready, _workers(fleet), _leases(fleet), _routes(fleet), _queues(fleet), _pairs(fleet)
-    )
+    tables = (_workers, _leases, _routes, _queues, _pairs, _estimates)
+    return Group(ready, *(table(fleet) for table in tables))
 
 
 def _workers(fleet: dict[str, Any]) -> Table:
@@ -130,6 +129,37 @@ def _pairs(fleet: dict[str, Any]) -> Table:
         row = pair["prefill"], pair["decode"], pair["transport"] or "-"
         table.add_row(*row, _state(pair["state"], detail))
     return table
+
+
+def _estimates(fleet: dict[str, Any]) -> Table:
+    """What routing believes that the workers take; with a question mark until it is learnt."""
+    table = _table("model", "timed")
+    for name in ("step", "1k prompt", "1k²", "answer", "1k KV"):
+        table.add_column(name, justify="right")
+    for model, known in fleet["estimates"].items():
+        for at, (pool, it) in enumerate(known["pools"].items()):
+            reads, writes = it["reads_learnt"], it["writes_learnt"]
+            table.add_row(
+                "" if at else model,
+                pool,
+                _time(it["step_s"], reads or writes),
+                _time(it["token_s"] * 1e3, reads),
+                _time(it["pair_s"] * 1e6, reads),
+                _time(it["sequence_s"], writes),
+                _time(it["context_s"] * 1e3, writes),
+            )
+        moved = known["hand_over"]
+        row = (
+            _time(moved["base_s"], moved["learnt"]),
+            _time(moved["token_s"] * 1e3, moved["learnt"]),
+        )
+        table.add_row("", "hand-over", *row)
+    return table
+
+
+def _time(seconds: float, learnt: bool) -> str:
+    words = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    return words if learnt else f"{words} ?"
 
 
 def _table(*columns: str) -> Table:

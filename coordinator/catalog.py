@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from coordinator.policy.balance import POLICIES
 from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
 from coordinator.prompts import Encoder
 from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.errors import ConfigError
 from pdserve.types import Mode
 
 
@@ -28,7 +30,7 @@ class ServedModel:
 
 
 def build(config: CoordinatorConfig, encoders: Mapping[str, Encoder]) -> dict[str, ServedModel]:
-    """`encoders` by model name."""
+    """`encoders` by model name. Raises ConfigError for a balance policy that is unknown."""
     return {
         model.name: ServedModel(
             config=model,
@@ -41,11 +43,21 @@ def build(config: CoordinatorConfig, encoders: Mapping[str, Encoder]) -> dict[st
 
 
 def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
+    for name in (model.prefill_balance, model.decode_balance):
+        if name not in POLICIES:
+            raise ConfigError(
+                f"model {model.name}: no balance policy {name!r}: use {', '.join(POLICIES)}"
+            )
     policy = ModelPolicy(
         mode=model.mode,
         min_prefill_tokens=model.min_prefill_tokens,
         fallback=model.fallback,
         transport=None if model.transport == "auto" else model.transport,
+        prefill_balance=model.prefill_balance,
+        decode_balance=model.decode_balance,
+        decider=model.decider,
+        ttft_target_s=model.ttft_target_s,
+        itl_target_s=model.itl_target_s,
     )
     for experiment in config.experiments:
         if experiment.model == model.name:

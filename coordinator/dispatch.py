@@ -111,7 +111,10 @@ class Dispatcher:
         except BaseException:
             permit.release()
             raise
-        stream = ResponseStream(execution, first, permit, record, self._observer)
+        estimator = self._fleet.estimators[spec.model]
+        stream = ResponseStream(
+            execution, first, permit, record, self._observer, estimator.observe_answer
+        )
         if spec.deadline is not None:
             stream.expire_at(spec.deadline)
         return stream
@@ -143,7 +146,8 @@ class Dispatcher:
             record.decode_worker = plan.decode
             record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
             pair = self._fleet.pair(plan)
-            execution = Execution(self._fleet, plan, request, prompt)
+            cached = facts.cached_tokens.get(plan.prefill or plan.decode, 0)
+            execution = Execution(self._fleet, plan, request, prompt, cached)
             try:
                 first = await execution.begin(record)
             except (PrefillError, DecodeError) as error:

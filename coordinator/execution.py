@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from coordinator.fleet import Fleet
@@ -28,19 +31,26 @@ class Execution:
     """
 
     def __init__(
-        self, fleet: Fleet, plan: Plan, request: EngineRequest, prompt: PromptBlocks | None = None
+        self,
+        fleet: Fleet,
+        plan: Plan,
+        request: EngineRequest,
+        prompt: PromptBlocks | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """`prompt` is that of the request, where the workers' caches are to be believed to hold
-        it from then on."""
+        it from then on; `cached_tokens` of it are believed to be where it is read already."""
         self.plan = plan
         self._fleet = fleet
         self._request = request
         self._prompt = prompt
+        self._cached_tokens = cached_tokens
         self._decode: Worker | None = None
         self._writes = False
         self._session: Session | None = None
         self._sequence: Sequence | None = None
         self._prefilled: PrefillResult | None = None
+        self._prefilled_at = 0.0
         self._prefill: PrefillCall | None = None
 
     async def begin(self, record: RequestRecord) -> Delta:
@@ -59,7 +69,7 @@ class Execution:
             first = await sequence.next()
         else:
             record.apply(Event.START)
-            with _Reading(decode, len(self._request.token_ids)):
+            with self._reading(decode):
                 session.start(sequence, self._request, None)
                 first = await sequence.next()
         record.apply(Event.FIRST_TOKEN)
@@ -69,6 +79,7 @@ class Execution:
         decode.writing += 1
         self._writes = True
         self._expect_cached(decode)
+        self._observe_hand_over(decode, first)
         return self._with_true_usage(first)
 
     async def next(self) -> Delta:
@@ -95,7 +106,7 @@ class Execution:
             self._session.abort(self._sequence)
             self._session = None
         if self._decode is not None:
-            self._decode.outstanding_sequences -= 1
+            self._decode.give(sequences=-1)
             self._decode.writing -= self._writes
             self._decode = None
 
@@ -103,7 +114,7 @@ class Execution:
         worker = self._fleet.by_id(worker_id)
         if worker is None:
             raise DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
-        worker.outstanding_sequences += 1
+        worker.give(sequences=1)
         return worker
 
     async def _hand_over(self, session: Session, sequence: Sequence, record: RequestRecord) -> None:
@@ -124,13 +135,14 @@ class Execution:
         if worker is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
         call = self._prefill = worker.client.prefill(request, self.plan.transport)
-        with _Reading(worker, len(request.token_ids)):
+        with self._reading(worker):
             async with worker.or_loss():
                 async with sequence.or_failure():
                     early = await call.admitted()
                 if early is not None:
                     self._start(session, sequence, worker, early)
                 result = self._prefilled = await _read(call, sequence)
+        self._prefilled_at = time.monotonic()
         record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
         self._expect_cached(worker)
         if early is None:
@@ -146,6 +158,18 @@ class Execution:
             )
         session.start(sequence, self._request, handle)
 
+    @contextmanager
+    def _reading(self, worker: Worker) -> Iterator[None]:
+        """Counts the prompt's uncached tokens as outstanding on a worker while it reads them."""
+        num_tokens = len(self._request.token_ids)
+        cached = min(self._cached_tokens, num_tokens - 1)
+        tokens, pairs = num_tokens - cached, (num_tokens**2 - cached**2) // 2
+        worker.give(tokens=tokens, pairs=pairs)
+        try:
+            yield
+        finally:
+            worker.give(tokens=-tokens, pairs=-pairs)
+
     def _expect_cached(self, worker: Worker) -> None:
         if self._prompt is not None and worker.cache is not None:
             worker.cache.expect(self._prompt)
@@ -160,6 +184,14 @@ class Execution:
         if delta.usage is not None and self._prefilled is not None:
             delta.usage = replace(delta.usage, cached_tokens=self._prefilled.cached_tokens)
         return delta
+
+    def _observe_hand_over(self, decode: Worker, first: Delta) -> None:
+        if self._prefilled is None or first.timings is None:
+            return
+        assert decode.info is not None
+        taken_s = time.monotonic() - self._prefilled_at - first.timings.first_step_s
+        estimator = self._fleet.estimators[decode.info.model]
+        estimator.observe_hand_over(len(self._request.token_ids), taken_s)
 
 
 async def _read(call: PrefillCall, sequence: Sequence) -> PrefillResult:
@@ -182,17 +214,3 @@ async def _read(call: PrefillCall, sequence: Sequence) -> PrefillResult:
         raise
     finally:
         reading.cancel()
-
-
-class _Reading:
-    """Counts prompt tokens as outstanding on a worker while they are being read."""
-
-    def __init__(self, worker: Worker, num_tokens: int) -> None:
-        self._worker = worker
-        self._num_tokens = num_tokens
-
-    def __enter__(self) -> None:
-        self._worker.outstanding_tokens += self._num_tokens
-
-    def __exit__(self, *exc: object) -> None:
-        self._worker.outstanding_tokens -= self._num_tokens

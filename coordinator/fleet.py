@@ -7,17 +7,18 @@ decides where a request goes: `snapshot` hands the facts to the policy.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 import structlog
 
 from coordinator.policy.duty import duty_of
+from coordinator.policy.estimate import Estimator
 from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import Pair, PairState, PairTable
 from coordinator.policy.prefix import PrefixIndex, PromptBlocks
-from coordinator.policy.snapshot import Plan, Snapshot, WorkerView
+from coordinator.policy.snapshot import Plan, Snapshot
 from coordinator.worker import SILENCE_S, Silence, Worker
 from coordinator.worker_client import Session, WorkerClient
 from pdserve.clock import Clock
@@ -55,6 +56,8 @@ class Fleet:
         self._by_id: dict[str, Worker] = {}
         self._turns: Counter[str] = Counter()
         self._prefixes = PrefixIndex()
+        self.estimators: defaultdict[str, Estimator] = defaultdict(Estimator)
+        """What each model's workers take, by its name."""
         self.pairs = PairTable(quarantine_after)
         """Of connected processes alone."""
         self.changed = asyncio.Event()
@@ -118,10 +121,11 @@ class Fleet:
         """What may be given work now."""
         ready = self.serving(model)
         return Snapshot(
-            prefill=tuple(_view(worker) for worker in ready if worker.reads),
-            decode=tuple(_view(worker) for worker in ready if worker.writes),
+            prefill=tuple(worker.view for worker in ready if worker.reads),
+            decode=tuple(worker.view for worker in ready if worker.writes),
             pairs=self.pairs.proven,
             turn=self._turns[model],
+            estimates=self.estimators[model].estimates,
         )
 
     def next_turn(self, model: str) -> Snapshot:
@@ -265,7 +269,10 @@ class Fleet:
         async for load in worker.client.watch_load():
             before = worker.load.draining, worker.silent
             silence.broken()
-            worker.load = load
+            if worker.connected:
+                work = load.work - worker.load.work
+                self.estimators[info.model].observe_work(worker.pool, work, info.kv_capacity_tokens)
+            worker.report(load)
             if not worker.connected:
                 self._gain(worker, info, session)
             elif before != (load.draining, worker.silent):
@@ -279,6 +286,7 @@ class Fleet:
             )
         restarted = worker.info is None or worker.info.epoch != info.epoch
         worker.info = info
+        worker.report(worker.load)
         worker.session = session
         worker.connected = worker.tried = True
         worker.detail = ""
@@ -307,13 +315,3 @@ class Fleet:
 def _first_leaf(group: BaseExceptionGroup[PdserveError]) -> str:
     first = group.exceptions[0]
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first.message
-
-
-def _view(worker: Worker) -> WorkerView:
-    assert worker.info is not None
-    return WorkerView(
-        worker_id=worker.info.worker_id,
-        outstanding_sequences=worker.outstanding_sequences,
-        outstanding_tokens=worker.outstanding_tokens,
-        kv_usage=worker.load.kv_usage,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -14,6 +14,7 @@ from coordinator.fleet import Fleet
 from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
 from coordinator.metrics import CoordinatorMetrics
+from coordinator.policy.estimate import Estimates
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.priority import Priority
@@ -150,6 +151,10 @@ class Ops:
                 }
                 for worker in self._fleet.workers()
             ],
+            "estimates": {
+                model: _estimates(estimator.estimates)
+                for model, estimator in self._fleet.estimators.items()
+            },
             "pairs": [self._pair(pair) for pair in self._fleet.pairs],
             "requests": {
                 model: _requests(admission) for model, admission in self._gateway.admissions.items()
@@ -202,4 +207,13 @@ def _requests(admission: Admission) -> dict[str, Any]:
         "queued_by_priority": {priority.value: items for priority, (items, _) in waiting.items()},
         "unread_tokens": admission.window_tokens,
         "wait_s": round(admission.wait_s, 3),
+    }
+
+
+def _estimates(estimates: Estimates) -> dict[str, Any]:
+    """Seconds; of each pool by the roles of its workers."""
+    return {
+        "pools": {name: asdict(timings) for name, timings in estimates.pools.items()},
+        "hand_over": asdict(estimates.hand_over),
+        "answer_tokens": round(estimates.answer_tokens, 1),
     }

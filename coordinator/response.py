@@ -29,7 +29,9 @@ class ResponseStream:
         permit: Permit,
         record: RequestRecord,
         observer: Observer,
+        on_answer: Callable[[int], None],
     ) -> None:
+        """`on_answer` is told the tokens of an answer that came to its end."""
         assert record.route is not None
         self.route: Route = record.route
         self.request_id = record.request_id
@@ -39,6 +41,7 @@ class ResponseStream:
         self._permit = permit
         self._record = record
         self._observer = observer
+        self._on_answer = on_answer
         self._latencies = observer.metrics.inter_token
         self._series = self._latencies.series(record.model, record.route.mode.value)
         self._timer: asyncio.TimerHandle | None = None
@@ -93,6 +96,8 @@ class ResponseStream:
         if delta.finish_reason is not None:
             self._ended = True
             self._record.usage = delta.usage
+            if delta.usage is not None:
+                self._on_answer(delta.usage.completion_tokens)
         return delta
 
     def _count_gap(self) -> None:

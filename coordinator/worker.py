@@ -13,6 +13,7 @@ from coordinator.policy.duty import Duty
 from coordinator.policy.health import WorkerState, state_of
 from coordinator.policy.pairs import PairState, Process, Standing
 from coordinator.policy.prefix import CacheBelief
+from coordinator.policy.snapshot import WorkerView
 from coordinator.worker_client import Session, WorkerClient
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Load, Role, WorkerInfo
@@ -55,8 +56,22 @@ class Worker:
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
     writing: int = 0
+    outstanding_pairs: int = 0
     cache: CacheBelief | None = None
     _calls: set[asyncio.Timeout] = field(default_factory=set)
+    _view: WorkerView | None = None
+
+    def give(self, *, sequences: int = 0, tokens: int = 0, pairs: int = 0) -> None:
+        """Counts work given to it, or with negative numbers work that it is done with."""
+        self.outstanding_sequences += sequences
+        self.outstanding_tokens += tokens
+        self.outstanding_pairs += pairs
+        self._view = None
+
+    def report(self, load: Load) -> None:
+        """Takes its newest load."""
+        self.load = load
+        self._view = None
 
     @asynccontextmanager
     async def or_loss(self) -> AsyncIterator[None]:
@@ -83,7 +98,7 @@ class Worker:
         self.connected = False
         self.silent = self.told_to_drain = False
         self.session = None
-        self.load = Load()
+        self.report(Load())
         # The process may be gone for good; one that only lost its network proves itself anew.
         self.standing = Standing()
         self._end_calls()
@@ -109,6 +124,33 @@ class Worker:
     def writes(self) -> bool:
         """Whether it writes answers now."""
         return self.hosts(Role.DECODE) and self.duty is not Duty.PREFILL
+
+    @property
+    def pool(self) -> str:
+        """The workers of the same roles, which are timed together."""
+        assert self.info is not None
+        return next(iter(self.info.roles)).value if len(self.info.roles) == 1 else "both"
+
+    @property
+    def view(self) -> WorkerView:
+        """What the policy sees of it; of a worker that has been reached."""
+        if self._view is None:
+            assert self.info is not None
+            # One that reads prompts for others counts these as running.
+            running = 0 if self.hosts(Role.PREFILL) else self.load.running
+            capacity = self.info.kv_capacity_tokens
+            self._view = WorkerView(
+                worker_id=self.info.worker_id,
+                outstanding_sequences=self.outstanding_sequences,
+                outstanding_tokens=self.outstanding_tokens,
+                outstanding_pairs=self.outstanding_pairs,
+                writing=max(self.outstanding_sequences, running),
+                context_tokens=self.load.kv_usage * capacity,
+                capacity_tokens=capacity,
+                chunk_tokens=self.info.chunk_tokens,
+                pool=self.pool,
+            )
+        return self._view
 
     @property
     def process(self) -> Process:

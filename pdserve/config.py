@@ -83,10 +83,27 @@ class ModelConfig(_Section):
         default="model", description="'bytes' needs no folder; for simulated workers"
     )
     mode: Mode = Mode.COLOCATED
+    decider: Literal["threshold", "estimate"] = Field(
+        default="threshold",
+        description="auto: by the prompt's length, or by what both routes are estimated to take; "
+        "by length, too, until the estimates are learnt",
+    )
     min_prefill_tokens: int = Field(
         default=512,
         ge=1,
-        description="auto: uncached prompt tokens from which the prefill pool is used",
+        description="auto, by length: uncached prompt tokens from which the prefill pool is used",
+    )
+    prefill_balance: str = Field(
+        default="prefix-aware",
+        description="which prefill worker: prefix-aware, least-outstanding, power-of-two, "
+        "round-robin",
+    )
+    decode_balance: str = Field(default="prefix-aware", description="which decode worker; as above")
+    ttft_target_s: float = Field(
+        default=2.0, gt=0, description="time to the first token that estimates weigh waiting by"
+    )
+    itl_target_s: float = Field(
+        default=0.1, gt=0, description="time between tokens that estimates weigh harm by"
     )
     fallback: Fallback = Fallback.COLOCATE
     transport: Literal["auto", "nixl", "grpc"] = Field(

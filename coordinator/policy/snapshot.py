@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coordinator.policy.estimate import Estimates
 from pdserve.types import Fallback, Mode
 
 
@@ -13,14 +14,23 @@ from pdserve.types import Fallback, Mode
 class WorkerView:
     """A worker that may be given work now.
 
-    `outstanding_tokens` are prompt tokens that this coordinator has sent it and that are not
-    read yet; `outstanding_sequences` the requests that it holds for this coordinator.
+    `outstanding_tokens` are uncached prompt tokens that this coordinator has sent it and that
+    are not read yet, `outstanding_pairs` adds up the tokens that each of them comes after;
+    `outstanding_sequences` are the requests whose answers it writes for this coordinator.
+    `writing` are the answers in progress, for anybody, as far as is known; `context_tokens` the
+    tokens in its cache, of `capacity_tokens`, 0 where that is unknown. `pool` names those that
+    are timed together.
     """
 
     worker_id: str
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
-    kv_usage: float = 0.0
+    outstanding_pairs: int = 0
+    writing: int = 0
+    context_tokens: float = 0.0
+    capacity_tokens: int = 0
+    chunk_tokens: int = 256
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class Snapshot:
     decode: tuple[WorkerView, ...]
     pairs: Mapping[tuple[str, str], tuple[str, ...]]
     turn: int = 0
+    estimates: Estimates = field(default_factory=Estimates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,8 @@ class ArmPolicy:
 class ModelPolicy:
     """A model's routing configuration. `transport` is the one KV transport that is allowed, None
     allows all; `experiment` names the split, sticky by `sticky`; without arms there is no
-    experiment."""
+    experiment. `prefill_balance` and `decode_balance` name balance policies, `decider` what
+    `auto` goes by; the targets, in seconds, are what it weighs latencies by."""
 
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = 512
@@ -57,6 +69,11 @@ class ModelPolicy:
     experiment: str = ""
     sticky: Literal["request", "session", "tenant"] = "request"
     arms: tuple[ArmPolicy, ...] = ()
+    prefill_balance: str = "prefix-aware"
+    decode_balance: str = "prefix-aware"
+    decider: Literal["threshold", "estimate"] = "threshold"
+    ttft_target_s: float = 2.0
+    itl_target_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,33 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
                 "next_probe_s": 4.2,
             }
         ],
-        "requests": {"m": {"running": 7, "queued": 9}},
+        "requests": {
+            "m": {
+                "running": 7,
+                "queued": 9,
+                "queued_tokens": 900,
+                "queued_by_priority": {"high": 1, "normal": 8, "low": 0},
+                "unread_tokens": 70,
+                "wait_s": 1.5,
+            }
+        },
+        "estimates": {
+            "m": {
+                "pools": {
+                    "both": {
+                        "step_s": 0.0123,
+                        "token_s": 0.00123,
+                        "pair_s": 1.25e-08,
+                        "sequence_s": 0.000123,
+                        "context_s": 1.25e-06,
+                        "reads_learnt": True,
+                        "writes_learnt": False,
+                    }
+                },
+                "hand_over": {"base_s": 0.0123, "token_s": 1.2e-06, "learnt": True},
+                "answer_tokens": 128.0,
+            }
+        },
     }
     console = Console(width=80, record=True)
     console.print(picture(fleet))
@@ -147,6 +173,9 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
         "in 4 s",
         "[other] layout",
         "no proven pair",
+        "12.3 ms",
+        "1.23 s",
+        "0.123 ms ?",
         "7",
     ):
         assert part in text

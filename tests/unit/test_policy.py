@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policy.choose import MAX_PREFILL_WORKERS, choose
+from coordinator.policy.candidates import MAX_PREFILL_WORKERS
+from coordinator.policy.choose import choose
 from coordinator.policy.experiment import assign
 from coordinator.policy.snapshot import (
     ArmPolicy,
@@ -24,7 +25,7 @@ from pdserve.types import Fallback, Mode
 
 COLOCATED = ModelPolicy(mode=Mode.COLOCATED)
 DISAGGREGATED = ModelPolicy(mode=Mode.DISAGGREGATED)
-AUTO = ModelPolicy(mode=Mode.AUTO, min_prefill_tokens=512)
+AUTO = ModelPolicy(mode=Mode.AUTO, decider="threshold", min_prefill_tokens=512)
 STRICT = ModelPolicy(mode=Mode.DISAGGREGATED, fallback=Fallback.FAIL)
 ONE_ARM = replace(
     COLOCATED, experiment="split", arms=(ArmPolicy("split-arm", Mode.DISAGGREGATED, 1.0),)
@@ -116,12 +117,14 @@ ROWS = [
         "auto: set for the model; 400 uncached prompt tokens < 512",
     ),
     Row(
-        "auto, only the decode worker's own cache counts", fleet(), AUTO,
+        "auto, only the decode worker's own cache counts", fleet(),
+        replace(AUTO, decode_balance="least-outstanding"),
         replace(LONG, cached_tokens={"d2": 1600}), "p1", "d1",
         "auto: set for the model; 2000 uncached prompt tokens >= 512",
     ),
     Row(
-        "auto, asked for", fleet(), COLOCATED, replace(LONG, asked=Mode.AUTO), "p1", "d1",
+        "auto, asked for", fleet(),
+        replace(COLOCATED, decider="threshold"), replace(LONG, asked=Mode.AUTO), "p1", "d1",
         "auto: asked for by the request; 2000 uncached prompt tokens >= 512",
     ),
     Row(
@@ -132,12 +135,14 @@ ROWS = [
     # Which workers.
     Row(
         "fewest outstanding tokens",
-        fleet(decode=(WorkerView("d1", 0, 900), WorkerView("d2", 9, 100))), COLOCATED, SHORT,
+        fleet(decode=(WorkerView("d1", 0, 900), WorkerView("d2", 9, 100))),
+        replace(COLOCATED, decode_balance="least-outstanding"), SHORT,
         None, "d2", "colocated: set for the model",
     ),
     Row(
         "then fewest sequences", fleet(decode=(WorkerView("d1", 3), WorkerView("d2", 2))),
-        COLOCATED, SHORT, None, "d2", "colocated: set for the model",
+        replace(COLOCATED, decode_balance="least-outstanding"), SHORT, None, "d2",
+        "colocated: set for the model",
     ),
     Row(
         "equals take turns", fleet(turn=1), COLOCATED, SHORT, None, "d2",
