@@ -38,7 +38,15 @@ from coordinator.policy.ticket import Work
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
-from pdserve.types import ChatPrompt, Delta, EngineRequest, GenerateSpec, Role, Route
+from pdserve.types import (
+    ChatPrompt,
+    Delta,
+    EngineRequest,
+    GenerateSpec,
+    Role,
+    Route,
+    SamplingParams,
+)
 
 log = structlog.get_logger("dispatch")
 
@@ -232,6 +240,7 @@ class Dispatcher:
         return RequestFacts(
             prompt_tokens=num_tokens,
             asked=spec.mode,
+            colocated_because=_colocated_because(spec.sampling),
             # A request without a session or a tenant falls into an arm by itself.
             sticky_key=keys[model.policy.sticky] or spec.request_id,
             cached_tokens=self._fleet.cached_tokens(model.config.name, prompt),
@@ -245,6 +254,12 @@ class _Failure:
     plan: Plan
     fault: Fault
     error: PrefillError | DecodeError
+
+
+def _colocated_because(sampling: SamplingParams) -> str:
+    if sampling.prompt_logprobs is not None:
+        return "log probabilities of a prompt are read where it is answered"
+    return ""
 
 
 def _engine_request(

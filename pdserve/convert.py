@@ -304,6 +304,12 @@ def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:
         message.timings.first_step_time.CopyFrom(duration(delta.timings.first_step_s))
     if delta.logprobs is not None:
         message.logprobs.extend(logprobs_to_proto(delta.logprobs))
+    if delta.prompt_logprobs is not None:
+        message.prompt_logprobs.extend(logprobs_to_proto(delta.prompt_logprobs))
+    if isinstance(delta.stop_reason, str):
+        message.stop_string = delta.stop_reason
+    elif delta.stop_reason is not None:
+        message.stop_token_id = delta.stop_reason
     return message
 
 
@@ -318,6 +324,8 @@ def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
         if delta.finish_reason is None:
             raise DecodeError(ErrorReason.INTERNAL, "the answer ended in a way unknown here")
         delta.usage = usage_from_proto(message.usage)
+        met = message.WhichOneof("met")
+        delta.stop_reason = None if met is None else getattr(message, met)
     if message.HasField("timings"):
         timings = message.timings
         delta.timings = FirstTokenTimings(
@@ -325,6 +333,8 @@ def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
         )
     if message.logprobs:
         delta.logprobs = logprobs_from_proto(message.logprobs)
+    if message.prompt_logprobs:
+        delta.prompt_logprobs = logprobs_from_proto(message.prompt_logprobs)
     return delta
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pdserve.errors import ErrorReason, PdserveError
+from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from pdserve.structured import (
     Choice,
     Constraint,
@@ -15,7 +16,6 @@ from pdserve.structured import (
     Regex,
     StructuralTag,
 )
-from pdserve.types import PositionLogprobs, SamplingParams, TokenLogprob
 from pdserve.v1 import generation_pb2 as pb
 
 
@@ -38,6 +38,11 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         logprobs=params.logprobs,
         logit_bias=dict(params.logit_bias),
         structured_outputs=None if constraint is None else _constraint_to_proto(constraint),
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -55,6 +60,9 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         structured_outputs=_constraint_from_proto(message),
+        include_stop_str_in_output=message.include_stop_str_in_output,
+        bad_words=tuple(message.bad_words),
+        allowed_token_ids=tuple(message.allowed_token_ids),
         **optional,
     )
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from pdserve.errors import ErrorReason
-from pdserve.structured import Constraint
+from pdserve.sampling import PositionLogprobs, SamplingParams
 
 
 class Mode(StrEnum):
@@ -38,32 +38,6 @@ class Role(StrEnum):
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are sampled, every default resolved.
-
-    Ranges are those of `SamplingParams` in generation.proto; `max_tokens` of None
-    means what is left of the context. `logit_bias` are pairs of token id and bias.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    structured_outputs: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +112,14 @@ class FirstTokenTimings:
     first_step_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """How likely a token was at its place; see `TokenLogprob` in generation.proto."""
-
-    token_id: int
-    logprob: float
-    token: str
-    rank: int
-
-
-PositionLogprobs = tuple[TokenLogprob, ...]
-"""The token that stands at a place, then the likeliest others in order."""
-
-
 @dataclass(slots=True)
 class Delta:
     """What one engine step added to one sequence.
 
     The last delta of a sequence has `finish_reason` and `usage`; the first has `timings`.
-    `logprobs` has an item for each of `token_ids` where they were asked for.
+    `logprobs` has an item for each of `token_ids` where they were asked for, `prompt_logprobs`
+    of the first delta one for each token of the prompt but the first; `stop_reason` is the stop
+    string or token that was met.
     Not frozen: one is made for each token, and freezing doubles its cost.
     """
 
@@ -167,6 +129,8 @@ class Delta:
     usage: Usage | None = None
     timings: FirstTokenTimings | None = None
     logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs] | None = None
+    stop_reason: str | int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -184,8 +148,11 @@ class Delta:
         self.token_ids += later.token_ids
         if later.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *later.logprobs]
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = [*(self.prompt_logprobs or ()), *later.prompt_logprobs]
         self.finish_reason = later.finish_reason
         self.usage = later.usage
+        self.stop_reason = later.stop_reason
 
 
 @dataclass(frozen=True, slots=True)

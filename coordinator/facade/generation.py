@@ -124,7 +124,13 @@ class GenerationResponse(Response):
             async with WhileConnected(receive) as connection:
                 stream = await self._intake.open(spec, caller, record, body.param_names)
                 if record.stream:
-                    frames = Frames(identity, self.operation.chunk, body.include_usage, logprobs)
+                    frames = Frames(
+                        identity,
+                        self.operation.chunk,
+                        body.include_usage,
+                        logprobs,
+                        stream.prompt_tokens if body.continuous_usage else None,
+                    )
                     last = await self._stream(stream, frames, record, send, connection)
                 else:
                     answer = self.operation.answer(identity, await whole(stream), logprobs)

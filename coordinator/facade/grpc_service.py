@@ -53,6 +53,8 @@ class InferenceServicer(InferenceServiceServicer):
                 usage=convert.usage_to_proto(answer.usage),
                 route=convert.route_to_proto(stream.route),
                 logprobs=logprobs_to_proto(answer.logprobs),
+                prompt_logprobs=logprobs_to_proto(answer.prompt_logprobs),
+                token_ids=answer.token_ids,
             )
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
@@ -65,6 +67,8 @@ class InferenceServicer(InferenceServiceServicer):
                 usage=convert.usage_to_proto(answer.usage),
                 route=convert.route_to_proto(stream.route),
                 logprobs=logprobs_to_proto(answer.logprobs),
+                prompt_logprobs=logprobs_to_proto(answer.prompt_logprobs),
+                token_ids=answer.token_ids,
             )
 
     async def GenerateStream(
@@ -134,6 +138,9 @@ async def _messages(stream: TokenStream, make: Callable[..., _Message]) -> Async
     async for delta in stream:
         if delta.logprobs:
             message.logprobs.extend(logprobs_to_proto(delta.logprobs))
+        if delta.prompt_logprobs:
+            message.prompt_logprobs.extend(logprobs_to_proto(delta.prompt_logprobs))
+        message.token_ids.extend(delta.token_ids)
         if delta.finish_reason is not None:
             assert delta.usage is not None
             message.text = delta.text

@@ -99,26 +99,42 @@ class Intake:
         return told
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
-    """All that a stream had to give; `logprobs` by token, empty where not asked for."""
+    """All that a stream had to give. Logprobs are by token, of the prompt from the second one on,
+    and empty where not asked for."""
 
     text: str
-    finish_reason: FinishReason
-    usage: Usage
+    token_ids: list[int]
     logprobs: list[PositionLogprobs]
+    prompt_logprobs: list[PositionLogprobs]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
 
 
 async def whole(stream: TokenStream) -> Answer:
     """Reads the stream to its end. Raises PdserveError."""
     texts: list[str] = []
+    token_ids: list[int] = []
     logprobs: list[PositionLogprobs] = []
+    prompt_logprobs: list[PositionLogprobs] = []
     async for delta in stream:
         texts.append(delta.text)
+        token_ids += delta.token_ids
         logprobs += delta.logprobs or ()
+        prompt_logprobs += delta.prompt_logprobs or ()
         if delta.finish_reason is not None:
             assert delta.usage is not None
-            return Answer("".join(texts), delta.finish_reason, delta.usage, logprobs)
+            return Answer(
+                "".join(texts),
+                token_ids,
+                logprobs,
+                prompt_logprobs,
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.usage,
+            )
     raise ended_early()
 
 

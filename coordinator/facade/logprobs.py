@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pdserve.types import PositionLogprobs, TokenLogprob
+from pdserve.sampling import PositionLogprobs, TokenLogprob
 
 FLOOR = -9999.0
 """Stands for the impossible, which JSON has no number for."""
@@ -58,6 +58,24 @@ class CompletionLogprobs:
                 for position in positions
             ],
         }
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any] | None]:
+    """As vLLM shows them, by token id; there are none of the first token."""
+    return [
+        None,
+        *(
+            {
+                str(one.token_id): {
+                    "logprob": _number(one),
+                    "rank": one.rank,
+                    "decoded_token": one.token,
+                }
+                for one in position
+            }
+            for position in positions
+        ),
+    ]
 
 
 def _chat(one: TokenLogprob) -> dict[str, Any]:

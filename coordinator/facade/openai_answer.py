@@ -1,11 +1,11 @@
-"""OpenAI's answers, whole."""
+"""OpenAI's answers, whole, with what vLLM's own server adds to them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from coordinator.facade.intake import Answer
-from coordinator.facade.logprobs import LogprobsShape
+from coordinator.facade.logprobs import LogprobsShape, prompt_logprobs
 from coordinator.facade.sse import AnswerIdentity, usage_json
 
 
@@ -13,28 +13,38 @@ def chat_completion(
     identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
 ) -> dict[str, Any]:
     message = {"role": "assistant", "content": answer.text}
-    return _answer(identity, "chat.completion", {"message": message}, answer, logprobs)
+    choice = _choice({"message": message}, answer, logprobs)
+    return {**_answer("chat.completion", identity, choice, answer), **_of_prompt(answer)}
 
 
 def completion(
     identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
 ) -> dict[str, Any]:
-    return _answer(identity, "text_completion", {"text": answer.text}, answer, logprobs)
+    choice = _choice({"text": answer.text}, answer, logprobs)
+    return _answer("text_completion", identity, {**choice, **_of_prompt(answer)}, answer)
 
 
-def _answer(
-    identity: AnswerIdentity,
-    kind: str,
-    content: dict[str, Any],
-    answer: Answer,
-    logprobs: LogprobsShape | None,
+def _choice(
+    content: dict[str, Any], answer: Answer, logprobs: LogprobsShape | None
 ) -> dict[str, Any]:
-    choice = {
+    return {
         "index": 0,
         **content,
         "logprobs": None if logprobs is None else logprobs(answer.logprobs),
         "finish_reason": answer.finish_reason.value,
+        "stop_reason": answer.stop_reason,
     }
+
+
+def _of_prompt(answer: Answer) -> dict[str, Any]:
+    if not answer.prompt_logprobs:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(answer.prompt_logprobs)}
+
+
+def _answer(
+    kind: str, identity: AnswerIdentity, choice: dict[str, Any], answer: Answer
+) -> dict[str, Any]:
     return {
         "id": identity.id,
         "object": kind,

@@ -83,6 +83,11 @@ class GenerationBody(_Body, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsBody | None = None
     cache_salt: str | None = None
     priority: int | None = None
@@ -102,6 +107,11 @@ class GenerationBody(_Body, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    @property
     def asked_max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -119,6 +129,10 @@ class GenerationBody(_Body, kw_only=True):
 
     def check(self) -> None:
         """Raises RejectedError for fields that contradict one another."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise _rejected("prompt_logprobs is only allowed without stream", "prompt_logprobs")
+        if self.allowed_token_ids == []:
+            raise _rejected("allowed_token_ids leaves no token", "allowed_token_ids")
 
     def to_prompt(self) -> Prompt:
         """Raises RejectedError for a prompt of a kind that is not supported yet."""
@@ -136,6 +150,8 @@ class GenerationBody(_Body, kw_only=True):
             max_tokens=self.default_max_tokens if asked is None else asked,
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
             logprobs=self.asked_logprobs,
             logit_bias=tuple(sorted((self.logit_bias or {}).items())),
             structured_outputs=constraint_of(self.response_format, self.structured_outputs),
@@ -154,6 +170,9 @@ _SAMPLING_FIELDS = (
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
 )
 
 
@@ -184,6 +203,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         return names
 
     def check(self) -> None:
+        super().check()
         if self.top_logprobs and not self.logprobs:
             raise _rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
 

@@ -48,24 +48,15 @@ class Frames:
     Of a plain stream an event is its text as JSON between `before` and `after`.
     """
 
-    __slots__ = (
-        "_include_usage",
-        "_logprobs",
-        "_prefix",
-        "_shape",
-        "_usage",
-        "after",
-        "before",
-        "opening",
-    )
-
     def __init__(
         self,
         identity: AnswerIdentity,
         shape: ChunkShape,
         include_usage: bool,
         logprobs: LogprobsShape | None = None,
+        prompt_tokens: int | None = None,
     ) -> None:
+        """With `prompt_tokens` each event tells the usage so far."""
         head = {
             "id": identity.id,
             "object": shape.kind,
@@ -75,7 +66,8 @@ class Frames:
         self._shape = shape
         self._logprobs = logprobs
         self._include_usage = include_usage
-        self._usage = b',"usage":null' if include_usage else b""
+        self._prompt_tokens = prompt_tokens
+        self._completion_tokens = 0
         self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         self.before = self._prefix + b'{"index":0,' + shape.before
         end = self._end(_NULL, _NULL)
@@ -87,22 +79,25 @@ class Frames:
     @property
     def is_plain(self) -> bool:
         """Whether an event needs no more of a delta than its text."""
-        return self._logprobs is None
+        return self._logprobs is None and self._prompt_tokens is None
 
     def delta(self, text: str) -> bytes:
         return self.before + orjson.dumps(text) + self.after
 
     def piece(self, delta: Delta) -> bytes:
         """Empty for a delta that has nothing to show."""
-        if self._logprobs is not None and delta.logprobs:
-            return self._choice(delta, _NULL)
-        return self.delta(delta.text) if delta.text else b""
+        if self.is_plain:
+            return self.delta(delta.text) if delta.text else b""
+        self._completion_tokens += len(delta.token_ids)
+        return self._choice(delta, _NULL) if delta.text or delta.logprobs else b""
 
     def closing(self, delta: Delta) -> bytes:
         """The last delta with its finish reason, the usage where it was asked for, the end."""
         assert delta.finish_reason is not None
         assert delta.usage is not None
-        last = self._choice(delta, orjson.dumps(delta.finish_reason.value))
+        self._completion_tokens = delta.usage.completion_tokens
+        reasons = (delta.finish_reason.value, delta.stop_reason)
+        last = self._choice(delta, b'%b,"stop_reason":%b' % tuple(map(orjson.dumps, reasons)))
         if not self._include_usage:
             return last + DONE
         counts = orjson.dumps(usage_json(delta.usage))
@@ -116,7 +111,14 @@ class Frames:
         return text + self._end(logprobs, finish)
 
     def _end(self, logprobs: bytes, finish: bytes) -> bytes:
-        return b',"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (logprobs, finish, self._usage)
+        return b',"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (logprobs, finish, self._usage())
+
+    def _usage(self) -> bytes:
+        if self._prompt_tokens is not None:
+            return b',"usage":' + orjson.dumps(
+                counts_json(self._prompt_tokens, self._completion_tokens)
+            )
+        return b',"usage":null' if self._include_usage else b""
 
 
 def error_event(body: dict[str, Any]) -> bytes:
@@ -126,8 +128,14 @@ def error_event(body: dict[str, Any]) -> bytes:
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **counts_json(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def counts_json(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }

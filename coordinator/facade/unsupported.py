@@ -32,9 +32,6 @@ def refuse_unsupported(body: object) -> None:
     for field, is_neutral in _NEUTRAL:
         if not is_neutral(getattr(body, field, None)):
             raise _rejected(field)
-    options = getattr(body, "stream_options", None)
-    if options is not None and options.continuous_usage_stats:
-        raise _rejected("stream_options.continuous_usage_stats")
 
 
 def _rejected(param: str) -> RejectedError:

@@ -14,7 +14,10 @@ COMPLETION_MAX_TOKENS = 16
 """Answer of a completion that names no `max_tokens`, as OpenAI and vLLM have it."""
 
 MAX_STOP = 16
-MAX_LOGIT_BIAS = 1024
+MAX_TOKEN_IDS = 1024
+"""Of a request, in each of its lists of them."""
+
+MAX_BAD_WORDS = 128
 MAX_LABEL_CHARS = 256
 """Longest session and cache salt."""
 
@@ -56,6 +59,7 @@ _RANGES = {
     "frequency_penalty": _PENALTY,
     "repetition_penalty": _Range(0, sys.float_info.max, "above 0", low_excluded=True),
     "logprobs": _Range(0, 20, "between 0 and 20"),
+    "prompt_logprobs": _Range(0, 20, "between 0 and 20"),
 }
 
 
@@ -106,23 +110,21 @@ def _sampling(params: SamplingParams, limits: Limits, check: _Checker) -> None:
     check("min_tokens", 0 <= params.min_tokens <= max_tokens, f"between 0 and {max_tokens}")
     check("stop", len(params.stop) <= MAX_STOP, f"at most {MAX_STOP} texts")
     check("stop", all(params.stop), "texts that are not empty")
-    check(
-        "stop_token_ids",
-        all(0 <= token_id < limits.vocab_size for token_id in params.stop_token_ids),
-        f"ids of the vocabulary, below {limits.vocab_size}",
-    )
-    _logit_bias(params, limits, check)
+    check("bad_words", len(params.bad_words) <= MAX_BAD_WORDS, f"at most {MAX_BAD_WORDS} texts")
+    check("bad_words", all(params.bad_words), "texts that are not empty")
+    _token_ids("stop_token_ids", params.stop_token_ids, limits, check)
+    _token_ids("allowed_token_ids", params.allowed_token_ids, limits, check)
+    _token_ids("logit_bias", tuple(token_id for token_id, _ in params.logit_bias), limits, check)
+    check("logit_bias", all(_BIAS.has(value) for _, value in params.logit_bias), _BIAS.words)
     constraint = params.structured_outputs
     fault = None if constraint is None else fault_of(constraint)
     check("structured_outputs", fault is None, fault or "")
 
 
-def _logit_bias(params: SamplingParams, limits: Limits, check: _Checker) -> None:
-    bias = params.logit_bias
-    check("logit_bias", len(bias) <= MAX_LOGIT_BIAS, f"for at most {MAX_LOGIT_BIAS} tokens")
+def _token_ids(field: str, ids: tuple[int, ...], limits: Limits, check: _Checker) -> None:
+    check(field, len(ids) <= MAX_TOKEN_IDS, f"at most {MAX_TOKEN_IDS} tokens")
     check(
-        "logit_bias",
-        all(0 <= token_id < limits.vocab_size for token_id, _ in bias),
-        f"for ids of the vocabulary, below {limits.vocab_size}",
+        field,
+        all(0 <= token_id < limits.vocab_size for token_id in ids),
+        f"ids of the vocabulary, below {limits.vocab_size}",
     )
-    check("logit_bias", all(_BIAS.has(value) for _, value in bias), _BIAS.words)

@@ -35,7 +35,10 @@ def choose(snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> Plan
 
 
 def _wanted(policy: ModelPolicy, facts: RequestFacts) -> tuple[Mode, str, str]:
-    """(mode, arm, reason): the request's own wish, then its arm, then the model's setting."""
+    """(mode, arm, reason): what the request needs, then its own wish, its arm, the model's
+    setting."""
+    if facts.colocated_because:
+        return Mode.COLOCATED, "", f"{Mode.COLOCATED}: {facts.colocated_because}"
     if facts.asked is not None:
         return facts.asked, "", f"{facts.asked}: asked for by the request"
     if policy.arms:

@@ -80,6 +80,7 @@ class ModelPolicy:
 class RequestFacts:
     """What the decision needs to know of one request.
 
+    `colocated_because` says why it can be served in no other way, in words; empty if it can.
     `cached_tokens` says how many prompt tokens each worker's cache is believed to save.
     `failed_prefill` and `failed_decode` are workers that this request has tried in vain,
     `full_decode` those that had no room to promise, where it may still wait its turn
@@ -90,6 +91,7 @@ class RequestFacts:
 
     prompt_tokens: int
     asked: Mode | None = None
+    colocated_because: str = ""
     sticky_key: str = ""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     failed_prefill: frozenset[str] = frozenset()

@@ -31,6 +31,7 @@ from pdserve.engine.sim_model import (
     Answer,
     AnswerSource,
     PrefixCache,
+    logprobs_at,
 )
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.engine.sim_sockets import RealSockets, Sockets
@@ -47,6 +48,7 @@ from pdserve.types import (
     KvDescriptor,
     LeaseEnd,
     NixlDescriptor,
+    SamplingParams,
     SimDescriptor,
 )
 
@@ -124,12 +126,7 @@ class SimEngine:
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
-        if request.sampling.structured_outputs is not None:
-            raise DecodeError(
-                ErrorReason.INVALID_ARGUMENT,
-                "the simulated engine cannot hold its answers to a structure",
-                param="structured_outputs",
-            )
+        _refuse_unknown(request.sampling)
         most = self._config.context_length - len(request.token_ids)
         answer = self._answer(request, min(request.sampling.max_tokens or most, most))
         sequence = SimSequence(request, answer, self._clock.now())
@@ -143,6 +140,8 @@ class SimEngine:
             delta.timings = FirstTokenTimings(
                 sequence.started - sequence.arrived, self._clock.now() - sequence.started
             )
+            if (top := request.sampling.prompt_logprobs) is not None:
+                delta.prompt_logprobs = [logprobs_at(t, top) for t in request.token_ids[1:]]
             yield delta
             while delta.finish_reason is None:
                 delta = await sequence.next()
@@ -380,3 +379,13 @@ class SimEngine:
 
 def _answer(request: EngineRequest, max_tokens: int) -> AnswerSource:
     return Answer(request.token_ids, request.sampling, max_tokens)
+
+
+def _refuse_unknown(sampling: SamplingParams) -> None:
+    for param in ("structured_outputs", "bad_words", "allowed_token_ids"):
+        if getattr(sampling, param):
+            raise DecodeError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"the simulated engine does not know {param}",
+                param=param,
+            )

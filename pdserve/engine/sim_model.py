@@ -11,7 +11,8 @@ from collections import OrderedDict
 from math import log
 from typing import Protocol
 
-from pdserve.types import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
+from pdserve.types import FinishReason
 
 _COMMON = (
     "the of and to in is it that was for on are as with his they at be this have from or had "
@@ -39,10 +40,13 @@ def _absorb(state: int, token: int) -> int:
 
 class AnswerSource(Protocol):
     """What makes one answer. `sure_tokens` are those that will come before it can end, the last
-    one included: at least 1."""
+    one included: at least 1; `stop_reason` is as in Delta."""
 
     @property
     def sure_tokens(self) -> int: ...
+
+    @property
+    def stop_reason(self) -> str | int | None: ...
 
     def next(self) -> tuple[int, str, FinishReason | None]:
         """The next token, the text that may be handed out now, and the end if it is one."""
@@ -73,7 +77,9 @@ class Answer:
         "_stop",
         "_stop_token_ids",
         "_text",
+        "_with_stop",
         "num_tokens",
+        "stop_reason",
     )
 
     def __init__(self, prompt: tuple[int, ...], sampling: SamplingParams, max_tokens: int) -> None:
@@ -90,7 +96,11 @@ class Answer:
         self._banned = frozenset(token for token, bias in sampling.logit_bias if bias < 0)
         wanted = [(bias, token) for token, bias in sampling.logit_bias if bias > 0]
         self._forced = max(wanted)[1] % _NUM_TOKENS if wanted else None
-        self._held_chars = max((len(stop) for stop in self._stop), default=1) - 1
+        self._with_stop = sampling.include_stop_str_in_output
+        self.stop_reason: str | int | None = None
+        self._held_chars = (
+            0 if self._with_stop else max((len(stop) for stop in self._stop), default=1) - 1
+        )
         self._text = ""
         self._sent_chars = 0
         self.num_tokens = 0
@@ -117,10 +127,12 @@ class Answer:
             (token == EOS and not self._ignore_eos) or token in self._stop_token_ids
         ):
             finish = FinishReason.STOP
+            if token in self._stop_token_ids:
+                self.stop_reason = token
         elif self.num_tokens >= self._max_tokens:
             finish = FinishReason.LENGTH
         # A token that ends the answer has no part in its text.
-        text = "" if finish is FinishReason.STOP else _TEXTS[token]
+        text = "" if finish is FinishReason.STOP and not self._with_stop else _TEXTS[token]
         if self._stop:
             text, finish = self._hold_back(text, finish)
         return token, text, finish
@@ -138,8 +150,9 @@ class Answer:
             for stop in self._stop:
                 start = self._text.find(stop, max(0, len(self._text) - len(new) - len(stop) + 1))
                 if start >= 0:
-                    self._text = self._text[:start]
+                    self._text = self._text[: start + len(stop) * self._with_stop]
                     finish = FinishReason.STOP
+                    self.stop_reason = stop
                     break
         held = 0 if finish else self._held_chars
         safe = max(self._sent_chars, len(self._text) - held)
@@ -152,7 +165,7 @@ def logprobs_at(token: int, top: int) -> PositionLogprobs:
     """The token has one chance in two, the next of the vocabulary one in four, and so on."""
     return tuple(
         TokenLogprob(
-            token_id=(token + ahead) % _NUM_TOKENS,
+            token_id=(token + ahead) % _NUM_TOKENS if ahead else token,
             logprob=-(ahead + 1) * _LN_2,
             token=_TEXTS[(token + ahead) % _NUM_TOKENS],
             rank=ahead + 1,
@@ -164,10 +177,11 @@ def logprobs_at(token: int, top: int) -> PositionLogprobs:
 class Filler:
     """An answer that only takes its time: `num_tokens` tokens, each a full stop."""
 
-    __slots__ = ("sure_tokens",)
+    __slots__ = ("stop_reason", "sure_tokens")
 
     def __init__(self, num_tokens: int) -> None:
         self.sure_tokens = num_tokens
+        self.stop_reason: str | int | None = None
 
     def next(self) -> tuple[int, str, FinishReason | None]:
         self.sure_tokens -= 1

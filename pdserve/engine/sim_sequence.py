@@ -93,6 +93,7 @@ class SimSequence:
             delta.logprobs += [logprobs_at(token, top) for token, _, _ in made]
         if finish is not None:
             delta.finish_reason = finish
+            delta.stop_reason = self._answer.stop_reason
             delta.usage = Usage(len(self.request.token_ids), self.answered, self.cached_tokens)
         self._notify()
         return finish is not None

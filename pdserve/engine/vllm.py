@@ -93,6 +93,7 @@ class VllmEngine:
                 completion_tokens += len(completion.token_ids)
                 delta = Delta(completion.text, list(completion.token_ids))
                 delta.logprobs = logprobs_of(completion.logprobs)
+                delta.prompt_logprobs = logprobs_of(output.prompt_logprobs)
                 if first and completion_tokens:
                     if kv is None:
                         self._recorder.read(len(request.token_ids), output.num_cached_tokens or 0)
@@ -100,6 +101,7 @@ class VllmEngine:
                     delta.timings = FirstTokenTimings(*_phases(output.metrics))
                 if output.finished:
                     delta.finish_reason = _FINISH[completion.finish_reason]
+                    delta.stop_reason = completion.stop_reason
                     # vLLM counts tokens that were handed over as cached: they were not.
                     cached = 0 if kv is not None else output.num_cached_tokens or 0
                     delta.usage = Usage(len(request.token_ids), completion_tokens, cached)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from pdserve.structured import (
     Choice,
     Constraint,
@@ -13,7 +14,6 @@ from pdserve.structured import (
     Regex,
     StructuralTag,
 )
-from pdserve.types import PositionLogprobs, SamplingParams, TokenLogprob
 
 
 def to_vllm(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -> Any:
@@ -40,6 +40,11 @@ def to_vllm(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -
         logprobs=params.logprobs,
         logit_bias=dict(params.logit_bias) or None,
         structured_outputs=None if constraint is None else _structured(constraint),
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        bad_words=list(params.bad_words),
+        allowed_token_ids=list(params.allowed_token_ids) or None,
+        prompt_logprobs=params.prompt_logprobs,
         output_kind=RequestOutputKind.DELTA,
         extra_args=extra,
     )
@@ -64,7 +69,7 @@ def _structured(constraint: Constraint) -> Any:
 
 
 def logprobs_of(positions: Any) -> list[PositionLogprobs] | None:
-    """Of a completion's new tokens; vLLM has the sampled token first, too."""
+    """vLLM has the token of a place first, too; and nothing for the first one of a prompt."""
     if positions is None:
         return None
     return [
@@ -73,4 +78,5 @@ def logprobs_of(positions: Any) -> list[PositionLogprobs] | None:
             for token_id, one in position.items()
         )
         for position in positions
+        if position is not None
     ]

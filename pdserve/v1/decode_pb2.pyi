@@ -250,12 +250,19 @@ class SequenceDelta(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence."""
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
     """Set in the last delta of a sequence that ended well."""
+    stop_string: _builtins.str
+    """One of SamplingParams.stop."""
+    stop_token_id: _builtins.int
+    """One of SamplingParams.stop_token_ids, or of the model's other ends."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens behind it; a step may bring several."""
@@ -276,6 +283,12 @@ class SequenceDelta(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
         """One for each of token_ids, where SamplingParams.logprobs asks for them."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token of the prompt but the first, in the first delta, where
+        SamplingParams.prompt_logprobs asks for them.
+        """
+
     def __init__(
         self,
         *,
@@ -287,12 +300,17 @@ class SequenceDelta(_message.Message):
         failure: Global___Failure | None = ...,
         timings: Global___FirstTokenTimings | None = ...,
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        stop_string: _builtins.str = ...,
+        stop_token_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "met", b"met", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence_id", b"sequence_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "met", b"met", "prompt_logprobs", b"prompt_logprobs", "sequence_id", b"sequence_id", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_met: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType_met: _TypeAlias = _typing.Literal["met", b"met"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_met) -> _WhichOneofReturnType_met | None: ...
 
 Global___SequenceDelta: _TypeAlias = SequenceDelta  # noqa: Y015
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.v1 import generation_pb2 as pdserve_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x1bpdserve/v1/generation.proto\"g\n\x0eRequestOptions\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\"\xc0\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptionsB\x08\n\x06prompt\"\xd1\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\"E\n\x15GenerateStreamRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.GenerateRequest\"\xcb\x01\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa2\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\"\xe9\x01\n\x0c\x43hatResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x07message\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.ChatMessage\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\"=\n\x11\x43hatStreamRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.ChatRequest\"\xc7\x01\n\x12\x43hatStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Model\"-\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r2\x8b\x03\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.pdserve.v1.GenerateStreamRequest\x1a\".pdserve.v1.GenerateStreamResponse0\x01\x12\x39\n\x04\x43hat\x12\x17.pdserve.v1.ChatRequest\x1a\x18.pdserve.v1.ChatResponse\x12M\n\nChatStream\x12\x1d.pdserve.v1.ChatStreamRequest\x1a\x1e.pdserve.v1.ChatStreamResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x1bpdserve/v1/generation.proto\"g\n\x0eRequestOptions\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\"\xc0\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptionsB\x08\n\x06prompt\"\x9b\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"E\n\x15GenerateStreamRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.GenerateRequest\"\x95\x02\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xa2\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\"\xb3\x02\n\x0c\x43hatResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x07message\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.ChatMessage\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"=\n\x11\x43hatStreamRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.ChatRequest\"\x91\x02\n\x12\x43hatStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Model\"-\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r2\x8b\x03\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.pdserve.v1.GenerateStreamRequest\x1a\".pdserve.v1.GenerateStreamResponse0\x01\x12\x39\n\x04\x43hat\x12\x17.pdserve.v1.ChatRequest\x1a\x18.pdserve.v1.ChatResponse\x12M\n\nChatStream\x12\x1d.pdserve.v1.ChatStreamRequest\x1a\x1e.pdserve.v1.ChatStreamResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=177
   _globals['_GENERATEREQUEST']._serialized_end=369
   _globals['_GENERATERESPONSE']._serialized_start=372
-  _globals['_GENERATERESPONSE']._serialized_end=581
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=583
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=652
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=655
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=858
-  _globals['_CHATMESSAGE']._serialized_start=860
-  _globals['_CHATMESSAGE']._serialized_end=904
-  _globals['_CHATREQUEST']._serialized_start=907
-  _globals['_CHATREQUEST']._serialized_end=1069
-  _globals['_CHATRESPONSE']._serialized_start=1072
-  _globals['_CHATRESPONSE']._serialized_end=1305
-  _globals['_CHATSTREAMREQUEST']._serialized_start=1307
-  _globals['_CHATSTREAMREQUEST']._serialized_end=1368
-  _globals['_CHATSTREAMRESPONSE']._serialized_start=1371
-  _globals['_CHATSTREAMRESPONSE']._serialized_end=1570
-  _globals['_LISTMODELSREQUEST']._serialized_start=1572
-  _globals['_LISTMODELSREQUEST']._serialized_end=1591
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1593
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1648
-  _globals['_MODEL']._serialized_start=1650
-  _globals['_MODEL']._serialized_end=1695
-  _globals['_INFERENCESERVICE']._serialized_start=1698
-  _globals['_INFERENCESERVICE']._serialized_end=2093
+  _globals['_GENERATERESPONSE']._serialized_end=655
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=657
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=726
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=729
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1006
+  _globals['_CHATMESSAGE']._serialized_start=1008
+  _globals['_CHATMESSAGE']._serialized_end=1052
+  _globals['_CHATREQUEST']._serialized_start=1055
+  _globals['_CHATREQUEST']._serialized_end=1217
+  _globals['_CHATRESPONSE']._serialized_start=1220
+  _globals['_CHATRESPONSE']._serialized_end=1527
+  _globals['_CHATSTREAMREQUEST']._serialized_start=1529
+  _globals['_CHATSTREAMREQUEST']._serialized_end=1590
+  _globals['_CHATSTREAMRESPONSE']._serialized_start=1593
+  _globals['_CHATSTREAMRESPONSE']._serialized_end=1866
+  _globals['_LISTMODELSREQUEST']._serialized_start=1868
+  _globals['_LISTMODELSREQUEST']._serialized_end=1887
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1889
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1944
+  _globals['_MODEL']._serialized_start=1946
+  _globals['_MODEL']._serialized_end=1991
+  _globals['_INFERENCESERVICE']._serialized_start=1994
+  _globals['_INFERENCESERVICE']._serialized_end=2389
 # @@protoc_insertion_point(module_scope)

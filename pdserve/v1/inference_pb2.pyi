@@ -113,6 +113,8 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     text: _builtins.str
@@ -131,6 +133,16 @@ class GenerateResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
         """One for each token answered, where sampling.logprobs asks for them."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token of the prompt but the first, where
+        sampling.prompt_logprobs asks for them.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens answered."""
+
     def __init__(
         self,
         *,
@@ -140,10 +152,12 @@ class GenerateResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,6 +198,8 @@ class GenerateStreamResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -200,6 +216,16 @@ class GenerateStreamResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
         """One for each token of this piece, where sampling.logprobs asks for them."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """Set in the first message alone: one for each token of the prompt but the
+        first, where sampling.prompt_logprobs asks for them.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of this piece."""
+
     def __init__(
         self,
         *,
@@ -208,10 +234,12 @@ class GenerateStreamResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -295,6 +323,8 @@ class ChatResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -315,6 +345,16 @@ class ChatResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
         """One for each token answered, where sampling.logprobs asks for them."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """One for each token of the prompt but the first, where
+        sampling.prompt_logprobs asks for them.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens answered."""
+
     def __init__(
         self,
         *,
@@ -324,10 +364,12 @@ class ChatResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,6 +410,8 @@ class ChatStreamResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -384,6 +428,16 @@ class ChatStreamResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
         """One for each token of this piece, where sampling.logprobs asks for them."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PositionLogprobs]:
+        """Set in the first message alone: one for each token of the prompt but the
+        first, where sampling.prompt_logprobs asks for them.
+        """
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of this piece."""
+
     def __init__(
         self,
         *,
@@ -392,10 +446,12 @@ class ChatStreamResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         route: _generation_pb2.Route | None = ...,
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "route", b"route", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,7 +210,10 @@ class EngineContract:
         stop = whole[middle : middle + 5]
         deltas = await run(decode_engine, request(prompt, max_tokens=16, stop=(stop,)))
         assert deltas[-1].finish_reason is FinishReason.STOP
+        assert deltas[-1].stop_reason == stop
         assert text_of(deltas) == whole[: whole.index(stop)]
+        with_it = request(prompt, max_tokens=16, stop=(stop,), include_stop_str_in_output=True)
+        assert text_of(await run(decode_engine, with_it)).endswith(stop)
 
     async def test_a_stop_token_ends_the_answer_and_is_counted(
         self, decode_engine: Engine, prompt: Prompt
@@ -220,6 +223,7 @@ class EngineContract:
         end = tokens.index(stop) + 1
         deltas = await run(decode_engine, request(prompt, stop_token_ids=(stop,)))
         assert deltas[-1].finish_reason is FinishReason.STOP
+        assert deltas[-1].stop_reason == stop
         assert tokens_of(deltas) == tokens[:end]
         assert deltas[-1].usage is not None
         assert deltas[-1].usage.completion_tokens == end
@@ -285,6 +289,16 @@ class EngineContract:
         assert [position[0].logprob for position in handed] == pytest.approx(
             [position[0].logprob for position in colocated], abs=0.15
         )
+
+    async def test_logprobs_of_a_prompt_are_of_each_token_but_the_first(
+        self, decode_engine: Engine, prompt: Prompt
+    ) -> None:
+        await run(decode_engine, request(prompt))  # a cached prompt has them, too
+        deltas = await run(decode_engine, request(prompt, prompt_logprobs=2))
+        positions = [position for delta in deltas for position in delta.prompt_logprobs or ()]
+        assert [position[0].token_id for position in positions] == list(prompt[1:])
+        assert all(len(position) >= 2 for position in positions)
+        assert tokens_of(deltas) == tokens_of(await run(decode_engine, request(prompt)))
 
     async def test_logprobs_of_the_tokens_alone(
         self, decode_engine: Engine, prompt: Prompt

@@ -133,3 +133,40 @@ async def test_what_the_engine_refuses_is_the_clients_fault_and_named_as_it_name
             _, told = await refused(core.grpc.Generate(asked))
             assert told.reason is ErrorReason.INVALID_ARGUMENT
             assert told.param == "sampling.structured_outputs"
+
+
+async def test_log_probabilities_of_a_prompt_are_read_colocated_whatever_was_asked_for() -> None:
+    async with sim_fleet(prefill(), decode()) as fleet:
+        core = fleet.coordinator
+        for mode in ROUTES:
+            response = await core.http.post(
+                "/v1/completions", json=body(TEXT, prompt_logprobs=1), headers=header(mode)
+            )
+            assert response.headers["x-pdserve-mode"] == "colocated"
+            assert response.headers["x-pdserve-reason"] == (
+                "colocated: log probabilities of a prompt are read where it is answered"
+            )
+            answer = response.json()
+            first, *others = answer["choices"][0]["prompt_logprobs"]
+            assert first is None
+            assert len(others) == answer["usage"]["prompt_tokens"] - 1 == len(TEXT) - 1
+            asked = message(TEXT, mode)
+            asked.sampling.prompt_logprobs = 1
+            assert len((await core.grpc.Generate(asked)).prompt_logprobs) == len(TEXT) - 1
+
+
+async def test_the_stop_string_is_told_and_given_where_asked_for() -> None:
+    async with sim_fleet(prefill(), decode()) as fleet:
+        core = fleet.coordinator
+        words = (await completion(core, Mode.COLOCATED))["text"].split(" ")
+        stop = f" {words[4]}"
+        for mode in ROUTES:
+            without = await completion(core, mode, stop=[stop])
+            assert (without["finish_reason"], without["stop_reason"]) == ("stop", stop)
+            whole = await completion(core, mode, stop=[stop], include_stop_str_in_output=True)
+            assert whole["text"] == without["text"] + stop
+            for asked in ({"stop": [stop]}, {"stop": [stop], "include_stop_str_in_output": True}):
+                chunks = await streamed(core, "/v1/completions", body(TEXT, **asked), mode)
+                text = "".join(chunk["text"] for chunk in chunks)
+                assert text == (whole if len(asked) == 2 else without)["text"]
+                assert chunks[-1]["stop_reason"] == stop

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pdserve import convert, convert_sampling, convert_worker
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
+from pdserve.sampling import TokenLogprob
 from pdserve.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from pdserve.types import (
     Delta,
@@ -30,7 +31,6 @@ from pdserve.types import (
     Role,
     SamplingParams,
     SimDescriptor,
-    TokenLogprob,
     Usage,
     WorkerInfo,
 )
@@ -78,6 +78,11 @@ sampling = st.builds(
         lambda biases: tuple(sorted(biases.items()))
     ),
     structured_outputs=st.none() | constraint,
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
+    bad_words=st.lists(text, max_size=2).map(tuple),
+    allowed_token_ids=ids,
+    prompt_logprobs=st.none() | uint32,
 )
 quarters = st.integers(0, 2**32).map(lambda number: number / 4)
 """Seconds that a Duration and a float hold alike."""
@@ -191,7 +196,7 @@ def test_a_prefill_result_keeps_its_times_to_the_nanosecond(
     uint64,
     text,
     st.lists(uint32, max_size=4),
-    st.none() | st.tuples(st.sampled_from(FinishReason), usage),
+    st.none() | st.tuples(st.sampled_from(FinishReason), usage, st.none() | text | uint32),
     st.none() | st.tuples(seconds, seconds),
     st.none() | positions,
 )
@@ -199,13 +204,13 @@ def test_a_delta_keeps_what_it_has(
     sequence_id: int,
     piece: str,
     token_ids: list[int],
-    end: tuple[FinishReason, Usage] | None,
+    end: tuple[FinishReason, Usage, str | int | None] | None,
     timings: tuple[float, float] | None,
     logprobs: list[PositionLogprobs] | None,
 ) -> None:
-    delta = Delta(piece, token_ids, logprobs=logprobs)
+    delta = Delta(piece, token_ids, logprobs=logprobs, prompt_logprobs=logprobs)
     if end is not None:
-        delta.finish_reason, delta.usage = end
+        delta.finish_reason, delta.usage, delta.stop_reason = end
     if timings is not None:
         delta.timings = FirstTokenTimings(*timings)
     message = wired(convert.delta_to_proto(sequence_id, delta))
@@ -214,6 +219,7 @@ def test_a_delta_keeps_what_it_has(
     assert message.sequence_id == sequence_id
     assert (read.text, read.token_ids, read.logprobs) == (piece, token_ids, logprobs)
     assert (read.finish_reason, read.usage) == (delta.finish_reason, delta.usage)
+    assert (read.stop_reason, read.prompt_logprobs) == (delta.stop_reason, logprobs)
     assert (read.timings is None) == (timings is None)
     if read.timings is not None:
         assert (read.timings.queue_s, read.timings.first_step_s) == pytest.approx(timings, abs=1e-9)

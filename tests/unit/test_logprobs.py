@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs
-from pdserve.types import TokenLogprob
+from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
+from pdserve.sampling import TokenLogprob
 
 EURO = TokenLogprob(5, -0.5, "€", 1)
 A = TokenLogprob(6, -1.5, " a", 2)
@@ -42,3 +42,14 @@ def test_completions_show_the_token_itself_beside_the_likeliest() -> None:
 def test_the_impossible_has_a_number() -> None:
     assert CompletionLogprobs(0)([(NEVER,)])["token_logprobs"] == [-9999.0]
     assert ChatLogprobs(0)([(NEVER,)])["content"][0]["logprob"] == -9999.0
+
+
+def test_those_of_a_prompt_are_by_token_id_and_lack_the_first() -> None:
+    assert prompt_logprobs([(EURO, A), (NEVER,)]) == [
+        None,
+        {
+            "5": {"logprob": -0.5, "rank": 1, "decoded_token": "€"},
+            "6": {"logprob": -1.5, "rank": 2, "decoded_token": " a"},
+        },
+        {"7": {"logprob": -9999.0, "rank": 9, "decoded_token": "b"}},
+    ]

@@ -44,8 +44,14 @@ def test_every_sampling_field_arrives() -> None:
         "repetition_penalty": 1.5,
         "min_tokens": 2,
         "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "bad_words": ["c"],
+        "allowed_token_ids": [3],
+        "prompt_logprobs": 1,
     }
-    expected = SamplingParams(**{**fields, "stop": ("a", "b"), "stop_token_ids": (1, 2)})
+    lists = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+    expected = SamplingParams(**{**fields, **{name: tuple(fields[name]) for name in lists}})
     assert chat(**fields).to_sampling() == expected
     assert completion(**fields).to_sampling() == expected
 
@@ -70,6 +76,13 @@ def test_logprobs_of_chats_and_of_completions() -> None:
     assert completion(logprobs=0).to_sampling().logprobs == 0
     assert completion(logprobs=3).to_sampling().logprobs == 3
     assert chat(logprobs=True).param_names["logprobs"] == "top_logprobs"
+
+
+def test_usage_so_far_is_told_where_usage_is() -> None:
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert chat(stream=True, stream_options=both).continuous_usage
+    one = {"continuous_usage_stats": True}  # asks for nothing, as in vLLM
+    assert not chat(stream=True, stream_options=one).continuous_usage
 
 
 def test_logit_bias_is_by_token_id() -> None:
@@ -202,10 +215,9 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("stream_options", {"stream": False, "stream_options": {}}),
     ("stream_options.usage", {"stream": True, "stream_options": {"usage": True}}),
-    (
-        "stream_options.continuous_usage_stats",
-        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-    ),
+    ("prompt_logprobs", {"stream": True, "prompt_logprobs": 1}),
+    ("allowed_token_ids", {"allowed_token_ids": []}),
+    ("bad_words.0", {"bad_words": [5]}),
     ("n", {"n": 2}),
     ("n", {"n": 0}),
     ("top_logprobs", {"top_logprobs": 3}),

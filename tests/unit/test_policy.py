@@ -95,6 +95,11 @@ ROWS = [
         "disaggregated: set for the model",
     ),
     Row(
+        "what a request needs comes before its wish", fleet(), ONE_ARM,
+        replace(LONG, asked=Mode.DISAGGREGATED, colocated_because="it must be"),
+        None, "d1", "colocated: it must be",
+    ),
+    Row(
         "the request's wish comes first", fleet(), ONE_ARM, replace(SHORT, asked=Mode.COLOCATED),
         None, "d1", "colocated: asked for by the request",
     ),

@@ -12,7 +12,8 @@ from coordinator.facade.sse import (
     Frames,
     error_event,
 )
-from pdserve.types import Delta, FinishReason, TokenLogprob, Usage
+from pdserve.sampling import TokenLogprob
+from pdserve.types import Delta, FinishReason, Usage
 
 IDENTITY = AnswerIdentity("chatcmpl-1", 1700000000, 'm"x')
 HEAD = b'"created":1700000000,"model":"m\\"x","choices":'
@@ -38,7 +39,7 @@ def test_chat_without_usage() -> None:
     )
     assert frames.closing(last("end", FinishReason.LENGTH, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":"end"},'
-        b'"logprobs":null,"finish_reason":"length"}]}\n\n' + DONE
+        b'"logprobs":null,"finish_reason":"length","stop_reason":null}]}\n\n' + DONE
     )
 
 
@@ -48,7 +49,7 @@ def test_chat_with_usage() -> None:
     assert frames.delta("a").endswith(b'"finish_reason":null}],"usage":null}\n\n')
     assert frames.closing(last("", FinishReason.STOP, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":""},'
-        b'"logprobs":null,"finish_reason":"stop"}],"usage":null}\n\n'
+        b'"logprobs":null,"finish_reason":"stop","stop_reason":null}],"usage":null}\n\n'
         + CHAT_HEAD
         + b'[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,'
         b'"prompt_tokens_details":{"cached_tokens":3}}}\n\n' + DONE
@@ -62,7 +63,9 @@ def test_completion() -> None:
         TEXT_HEAD + b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert frames.closing(last("b", FinishReason.STOP, Usage(1, 1))) == (
-        TEXT_HEAD + b'[{"index":0,"text":"b","logprobs":null,"finish_reason":"stop"}]}\n\n' + DONE
+        TEXT_HEAD
+        + b'[{"index":0,"text":"b","logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\n'
+        + DONE
     )
 
 
@@ -96,9 +99,27 @@ def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
         TEXT_HEAD
         + b'[{"index":0,"text":" ab"'
         + shown % (b"2", b"-1.0", b'"b"', b'{"b":-1.0}')
-        + b',"finish_reason":"stop"}]}\n\n'
+        + b',"finish_reason":"stop","stop_reason":null}]}\n\n'
         + DONE
     )
+
+
+def test_usage_so_far_is_told_with_each_event_where_asked_for() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=True, prompt_tokens=7)
+    assert not frames.is_plain
+    so_far = b',"usage":{"prompt_tokens":7,"completion_tokens":%d,"total_tokens":%d}}\n\n'
+    assert frames.opening.endswith(so_far % (0, 7))
+    assert frames.piece(Delta("", [5])) == b""
+    assert frames.piece(Delta("a", [6])).endswith(so_far % (2, 9))
+    last_choice, *_ = frames.closing(last("b", FinishReason.STOP, Usage(7, 3))).split(b"data: ")[1:]
+    assert last_choice.endswith(so_far % (3, 10))
+
+
+def test_the_last_event_tells_what_stopped_the_answer() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=False)
+    for met, shown in (("EN\n", b'"EN\\n"'), (7, b"7")):
+        delta = Delta("", finish_reason=FinishReason.STOP, usage=Usage(1, 1), stop_reason=met)
+        assert b'"finish_reason":"stop","stop_reason":' + shown in frames.closing(delta)
 
 
 def test_a_piece_of_nothing_is_no_event() -> None:

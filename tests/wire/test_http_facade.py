@@ -39,6 +39,7 @@ async def test_chat(facade: HttpFacade) -> None:
                 "message": {"role": "assistant", "content": "Hello"},
                 "logprobs": None,
                 "finish_reason": "length",
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -64,7 +65,13 @@ async def test_completion(facade: HttpFacade) -> None:
     assert body["id"].startswith("cmpl-")
     assert body["object"] == "text_completion"
     assert body["choices"] == [
-        {"index": 0, "text": "Hello world", "logprobs": None, "finish_reason": "stop"}
+        {
+            "index": 0,
+            "text": "Hello world",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
     ]
     assert facade.dispatcher.seen[0].spec.prompt == TextPrompt("Hi")
     assert facade.dispatcher.seen[0].spec.sampling.max_tokens == 16
