@@ -1,4 +1,4 @@
-"""The only orchestrator: carries out plans, down the ladder, until a first token is there.
+"""Takes requests in: a place, token ids, and plans carried out until a first token is there.
 
 A failure before the first token thus still has its own status. From then on the
 `ResponseStream` owns everything that the request holds.
@@ -10,49 +10,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-
-import structlog
+from dataclasses import replace
+from functools import partial
 
 from coordinator.catalog import ServedModel
-from coordinator.execution import Execution
+from coordinator.climb import Climb
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
-from coordinator.lifecycle import Event
 from coordinator.observer import Observer
 from coordinator.policy.choose import choose
-from coordinator.policy.ladder import (
-    Fault,
-    Rung,
-    avoiding,
-    fault_of,
-    is_infrastructure,
-    rung,
-    words,
-)
-from coordinator.policy.pairs import Pair
 from coordinator.policy.prefix import PromptBlocks
-from coordinator.policy.snapshot import Plan, RequestFacts
+from coordinator.policy.snapshot import RequestFacts
 from coordinator.policy.ticket import Work
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
-from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
+from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import (
     ChatPrompt,
-    Delta,
     EngineRequest,
     GenerateSpec,
     Role,
-    Route,
     SamplingParams,
 )
-
-log = structlog.get_logger("dispatch")
-
-MAX_ATTEMPTS = 6
-"""Plans tried for one request before its first token: two prefill workers by two transports
-each, and then what is left."""
 
 
 class Dispatcher:
@@ -114,63 +94,20 @@ class Dispatcher:
             prompt = PromptBlocks(request.token_ids, request.cache_salt)
             await permit.admit(self._work(spec, model, request, prompt))
             record.phase("queue")
-            execution, first = await self._climb(spec, model, request, prompt, record)
+            facts = partial(self._facts, spec, model)
+            climb = Climb(self._fleet, self._observer, model, request, facts, record)
+            first = await climb.begin(prompt)
             permit.read()
         except BaseException:
             permit.release()
             raise
         estimator = self._fleet.estimators[spec.model]
         stream = ResponseStream(
-            execution, first, permit, record, self._observer, estimator.observe_answer
+            climb, first, permit, record, self._observer, estimator.observe_answer
         )
         if spec.deadline is not None:
             stream.expire_at(spec.deadline)
         return stream
-
-    async def _climb(
-        self,
-        spec: GenerateSpec,
-        model: ServedModel,
-        request: EngineRequest,
-        prompt: PromptBlocks,
-        record: RequestRecord,
-    ) -> tuple[Execution, Delta]:
-        """Plans and tries, each time without what failed, until a first delta comes."""
-        facts = self._facts(spec, model, len(request.token_ids), prompt)
-        failure: _Failure | None = None
-        steps: list[str] = []
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                plan = choose(self._fleet.next_turn(spec.model), model.policy, facts)
-            except RejectedError as refusal:
-                # The worker's own failure tells the client more than "none is left".
-                raise (failure.error if failure else refusal) from None
-            if failure is not None:
-                steps.append(self._step(record, failure, plan))
-            elif plan.fell_back:
-                self._count(record, Rung.COLOCATED, ErrorReason.NO_WORKER)
-            record.route = Route(plan.mode, "; ".join((plan.reason, *steps)), plan.arm)
-            record.prefill_worker = plan.prefill or ""
-            record.decode_worker = plan.decode
-            record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
-            pair = self._fleet.pair(plan)
-            cached = facts.cached_tokens.get(plan.prefill or plan.decode, 0)
-            execution = Execution(self._fleet, plan, request, prompt, cached)
-            try:
-                first = await execution.begin(record)
-            except (PrefillError, DecodeError) as error:
-                execution.release()
-                failure = self._blame(plan, pair, error)
-                facts = avoiding(facts, plan, failure.fault, error.message)
-                record.phase("failed_attempts")
-            except BaseException:
-                execution.release()
-                raise
-            else:
-                self._fleet.request_passed(plan, pair)
-                return execution, first
-        assert failure is not None
-        raise failure.error
 
     def _work(
         self,
@@ -191,44 +128,6 @@ class Dispatcher:
         assert request.sampling.max_tokens is not None
         return Work(len(request.token_ids), request.sampling.max_tokens, reader)
 
-    def _blame(self, plan: Plan, pair: Pair | None, error: PrefillError | DecodeError) -> _Failure:
-        """Counts the failure against pair and worker. Raises it where no other way helps."""
-        if (
-            pair is not None
-            and is_infrastructure(error.reason)
-            and self._fleet.request_failed(pair, error.message)
-        ):
-            self._observer.metrics.quarantined(pair.transport)
-        prefill_side = isinstance(error, PrefillError)
-        fault = fault_of(plan, prefill_side=prefill_side, reason=error.reason)
-        if fault is None:
-            raise error
-        if is_infrastructure(error.reason) and fault in (Fault.PREFILL, Fault.DECODE):
-            blamed = plan.decode if fault is Fault.DECODE else plan.prefill
-            assert blamed is not None
-            self._fleet.worker_failed(blamed, error.message)
-        return _Failure(plan, fault, error)
-
-    def _step(self, record: RequestRecord, failure: _Failure, plan: Plan) -> str:
-        """Counts and logs one step down the ladder, and puts it into words for the client."""
-        step = rung(failure.plan, failure.fault, plan)
-        self._count(record, step, failure.error.reason)
-        log.warning(
-            "fell back",
-            request_id=record.request_id,
-            step=step.value,
-            reason=failure.error.reason.label,
-            cause=failure.error.message,
-            prefill_worker=failure.plan.prefill,
-            decode_worker=failure.plan.decode,
-            transport=failure.plan.transport or None,
-        )
-        return words(step, plan, failure.error.message)
-
-    def _count(self, record: RequestRecord, step: Rung, reason: ErrorReason) -> None:
-        record.fallbacks.append(f"{step}: {reason.label}")
-        self._observer.metrics.fell_back(record.model, step.value, reason.label)
-
     def _context_length(self, model: ServedModel) -> int:
         served = self._fleet.context_length(model.config.name)
         return model.context_length if served is None else min(served, model.context_length)
@@ -236,6 +135,7 @@ class Dispatcher:
     def _facts(
         self, spec: GenerateSpec, model: ServedModel, num_tokens: int, prompt: PromptBlocks
     ) -> RequestFacts:
+        """Of a prompt of so many tokens, with its blocks."""
         keys = {"request": spec.request_id, "session": spec.session, "tenant": spec.tenant}
         return RequestFacts(
             prompt_tokens=num_tokens,
@@ -245,15 +145,6 @@ class Dispatcher:
             sticky_key=keys[model.policy.sticky] or spec.request_id,
             cached_tokens=self._fleet.cached_tokens(model.config.name, prompt),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An attempt that failed where another may do."""
-
-    plan: Plan
-    fault: Fault
-    error: PrefillError | DecodeError
 
 
 def _colocated_because(sampling: SamplingParams) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from coordinator.fleet import Fleet
 from coordinator.lifecycle import Event
@@ -17,7 +16,7 @@ from coordinator.sequence import Sequence, Take
 from coordinator.worker import Worker
 from coordinator.worker_client import PrefillCall, Session
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
-from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult
+from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult, Usage
 
 CAUSE_S = 0.25
 """How long a prefill worker is given to say why blocks of its own do not come."""
@@ -37,10 +36,13 @@ class Execution:
         request: EngineRequest,
         prompt: PromptBlocks | None = None,
         cached_tokens: int = 0,
+        answered: int = 0,
     ) -> None:
         """`prompt` is that of the request, where the workers' caches are to be believed to hold
-        it from then on; `cached_tokens` of it are believed to be where it is read already."""
+        it from then on; `cached_tokens` of it are believed to be where it is read already. Its
+        last `answered` tokens are the beginning of the answer."""
         self.plan = plan
+        self._answered = answered
         self._fleet = fleet
         self._request = request
         self._prompt = prompt
@@ -81,6 +83,17 @@ class Execution:
         self._expect_cached(decode)
         self._observe_hand_over(decode, first)
         return self._with_true_usage(first)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session with the decode worker has ended."""
+        return self._session is None or self._session.lost
+
+    @property
+    def given(self) -> tuple[list[int], int]:
+        """All tokens that came, and the number of characters that came with them."""
+        sequence = self._sequence
+        return ([], 0) if sequence is None else (sequence.token_ids, sequence.num_chars)
 
     async def next(self) -> Delta:
         """The next delta after the first. Raises DecodeError when the worker is lost."""
@@ -180,9 +193,19 @@ class Execution:
             self._prefill = None
 
     def _with_true_usage(self, delta: Delta) -> Delta:
-        """A handed-over prompt was read by the prefill worker: its cache hits are the true ones."""
-        if delta.usage is not None and self._prefilled is not None:
-            delta.usage = replace(delta.usage, cached_tokens=self._prefilled.cached_tokens)
+        """A handed-over prompt was read by the prefill worker: its cache hits are the true ones.
+        What was read again of the answer is no part of the prompt."""
+        if delta.usage is None:
+            return delta
+        cached = delta.usage.cached_tokens
+        if self._prefilled is not None:
+            cached = self._prefilled.cached_tokens
+        prompt_tokens = delta.usage.prompt_tokens - self._answered
+        delta.usage = Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=delta.usage.completion_tokens + self._answered,
+            cached_tokens=min(cached, prompt_tokens),
+        )
         return delta
 
     def _observe_hand_over(self, decode: Worker, first: Delta) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -63,6 +64,7 @@ class Fleet:
         self.changed = asyncio.Event()
         """Set whenever there may be something to probe: a worker appeared, was lost or was
         restarted, or a pair was quarantined."""
+        self._news = asyncio.Event()
 
     async def run(self) -> None:
         """Keeps every link until cancelled, then closes the clients."""
@@ -85,6 +87,7 @@ class Fleet:
         for address, worker in self._workers.items():
             if worker.dismissed is (address in addresses):
                 worker.dismissed = address not in addresses
+                self.tell()
                 log.info("worker listed", address=address, listed=not worker.dismissed)
                 self.changed.set()
         for address in addresses:
@@ -92,6 +95,17 @@ class Fleet:
                 self._workers[address] = Worker(connect(address))
                 if self._tasks is not None:
                     self._tasks.create_task(self._belong(address))
+
+    def tell(self) -> None:
+        """Wakes whoever waits for `news`: a worker may be ready that was not."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self, timeout_s: float) -> None:
+        """Returns when a worker may have become ready, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
 
     def workers(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -277,6 +291,7 @@ class Fleet:
                 self._gain(worker, info, session)
             elif before != (load.draining, worker.silent):
                 self.changed.set()
+                self.tell()
 
     def _gain(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
         if self.by_id(info.worker_id) is not None:
@@ -298,6 +313,7 @@ class Fleet:
             worker.cache = self._prefixes.join(info.fingerprint.block_size, info.kv_capacity_tokens)
         log.info("worker connected", worker=info.worker_id, restarted=restarted)
         self.changed.set()
+        self.tell()
 
     def _lose(self, worker: Worker, cause: str) -> None:
         """Idempotent."""

@@ -27,6 +27,7 @@ class Event(StrEnum):
     FALL_BACK = "fall_back"
     START = "start"
     FIRST_TOKEN = "first_token"  # noqa: S105  (not that kind of token)
+    RECOVER = "recover"
     FINISH = "finish"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -47,7 +48,7 @@ TABLE: dict[State, dict[Event, State]] = {
     State.RESERVING: {Event.PREFILL: State.PREFILLING, Event.FALL_BACK: State.PLANNED, **_ENDS},
     State.PREFILLING: {Event.START: State.DECODING, Event.FALL_BACK: State.PLANNED, **_ENDS},
     State.DECODING: {Event.FIRST_TOKEN: State.STREAMING, Event.FALL_BACK: State.PLANNED, **_ENDS},
-    State.STREAMING: {Event.FINISH: State.FINISHED, **_ENDS},
+    State.STREAMING: {Event.FINISH: State.FINISHED, Event.RECOVER: State.PLANNED, **_ENDS},
     State.FINISHED: {},
     State.FAILED: {},
     State.CANCELLED: {},

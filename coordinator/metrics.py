@@ -161,6 +161,12 @@ class CoordinatorMetrics:
             ["model", "step", "reason"],
             registry=registry,
         )
+        self._recoveries = Counter(
+            "pdserve_recoveries_total",
+            "Answers cut off by their decode worker, by whether another one went on with them.",
+            ["model", "reason", "outcome"],
+            registry=registry,
+        )
         self._quarantines = Counter(
             "pdserve_kv_pair_quarantines_total",
             "Pairs of workers taken out of traffic after failures in a row.",
@@ -194,6 +200,10 @@ class CoordinatorMetrics:
     def fell_back(self, model: str, step: str, reason: str) -> None:
         """`step` is what was tried instead: transport, prefill, decode or colocated."""
         self._fallbacks.labels(model, step, reason).inc()
+
+    def recovered(self, model: str, reason: str, outcome: str) -> None:
+        """`reason` is the decode worker's; `outcome` is continued or failed."""
+        self._recoveries.labels(model, reason, outcome).inc()
 
     def quarantined(self, transport: str) -> None:
         self._quarantines.labels(transport).inc()

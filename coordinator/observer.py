@@ -47,6 +47,7 @@ class Observer:
             prefill_worker=record.prefill_worker or None,
             decode_worker=record.decode_worker or None,
             fallbacks=record.fallbacks or None,
+            recoveries=record.recoveries or None,
             prompt_tokens=record.prompt_tokens,
             completion_tokens=None if usage is None else usage.completion_tokens,
             cached_tokens=None if usage is None else usage.cached_tokens,

@@ -39,6 +39,9 @@ class Encoder(Protocol):
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
         """As `encode`; long prompts leave the event loop to others meanwhile."""
 
+    def is_whole(self, token_ids: tuple[int, ...]) -> bool:
+        """Whether the text of these tokens does not end within a character."""
+
 
 class PromptEncoder:
     """The tokenizer and chat template of a model folder."""
@@ -81,6 +84,11 @@ class PromptEncoder:
         if num_chars(prompt) < THREAD_CHARS:
             return self.encode(prompt)
         return await asyncio.to_thread(self.encode, prompt)
+
+    def is_whole(self, token_ids: tuple[int, ...]) -> bool:
+        # A character has four bytes at most. One that looks like a part of another counts as one.
+        tail = self._tokenizer.decode(list(token_ids[-4:]), skip_special_tokens=True)
+        return not str(tail).endswith("\ufffd")
 
     def _render(self, prompt: ChatPrompt) -> str:
         if self._tokenizer.chat_template is None:
@@ -139,6 +147,9 @@ class ByteEncoder:
 
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
         return self.encode(prompt)
+
+    def is_whole(self, token_ids: tuple[int, ...]) -> bool:
+        return True
 
     def _byte_ids(self, text: str, param: str) -> tuple[int, ...]:
         data = _utf8(text, param)

@@ -98,6 +98,7 @@ class Prover:
         finally:
             self._running.discard(probe)
             self._fleet.changed.set()
+            self._fleet.tell()
 
     def _fail(self, probe: _Probe) -> None:
         cause, now = "probe failed: internal error", self._fleet.clock.now()

@@ -15,7 +15,9 @@ class RequestRecord:
     """One per request, made by a façade on arrival; dispatch fills in what it learns.
 
     `received` and all times are seconds of `time.monotonic`; `phases` are durations in the
-    order they passed, which add up to the time of the first token.
+    order they passed, which add up to the time of the first token; what comes after it, as
+    when an answer is continued elsewhere, is no phase. `recoveries` are the reasons for which
+    it was.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class RequestRecord:
     prefill_worker: str = ""
     decode_worker: str = ""
     fallbacks: list[str] = field(default_factory=list)
+    recoveries: list[str] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     first_token: float | None = None
     last_token: float = 0.0
@@ -47,12 +50,16 @@ class RequestRecord:
 
     def phase(self, name: str) -> None:
         """Ends a phase now: the time since the last one ended is counted to `name`."""
+        if self.first_token is not None:
+            return
         now = time.monotonic()
         self.phases[name] = self.phases.get(name, 0.0) + now - self._phase_began
         self._phase_began = now
 
     def split_phase(self, name: str, seconds: float, rest: str) -> None:
         """Ends two phases now: `name` took `seconds` at the end, `rest` what was before."""
+        if self.first_token is not None:
+            return
         self.phase(rest)
         # A worker's clock may run a little ahead of ours; phases never go below nothing.
         taken = min(seconds, self.phases[rest])

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from coordinator.execution import Execution
+from coordinator.climb import Climb
 from coordinator.gateway.admission import Permit
 from coordinator.lifecycle import TERMINAL
 from coordinator.observer import Observer
 from coordinator.record import RequestRecord, ended_by
+from coordinator.sequence import Take
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import Delta, Route
 
@@ -18,13 +19,15 @@ from pdserve.types import Delta, Route
 class ResponseStream:
     """Iterates over deltas; the last has a finish reason. Owns the execution and the permit.
 
+    Where the decode worker cuts the answer off, another one goes on with it.
+
     The reader must call `aclose`, whatever happened: before the last delta that is a
     cancellation, after it nothing is left to undo but the bookkeeping.
     """
 
     def __init__(
         self,
-        execution: Execution,
+        climb: Climb,
         first: Delta,
         permit: Permit,
         record: RequestRecord,
@@ -36,7 +39,8 @@ class ResponseStream:
         self.route: Route = record.route
         self.request_id = record.request_id
         self.prompt_tokens = record.prompt_tokens
-        self._execution = execution
+        self._climb = climb
+        self._execution = climb.execution
         self._first: Delta | None = first
         self._permit = permit
         self._record = record
@@ -44,6 +48,8 @@ class ResponseStream:
         self._on_answer = on_answer
         self._latencies = observer.metrics.inter_token
         self._series = self._latencies.series(record.model, record.route.mode.value)
+        self._take: Take | None = None
+        self._resuming: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._error: PdserveError | None = None
@@ -52,11 +58,8 @@ class ResponseStream:
 
     def expire_at(self, deadline: float) -> None:
         """Fails the stream with DEADLINE_EXCEEDED at that time of `time.monotonic`."""
-        self._timer = asyncio.get_running_loop().call_later(
-            deadline - time.monotonic(),
-            self._execution.fail,
-            DecodeError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the end"),
-        )
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(deadline - time.monotonic(), self._expire)
 
     def forward(self, write: Callable[[str], bool]) -> None:
         """From now on text that comes alone may be written in the call in which it arrives,
@@ -73,6 +76,7 @@ class ResponseStream:
             record.last_token = now
             return True
 
+        self._take = take
         self._execution.forward(take)
 
     def __aiter__(self) -> ResponseStream:
@@ -87,7 +91,10 @@ class ResponseStream:
             self._first = None
         else:
             try:
-                delta = await self._execution.next()
+                try:
+                    delta = await self._execution.next()
+                except DecodeError as error:
+                    delta = await self._resume(error)
             except PdserveError as error:
                 self._ended = True
                 self._error = error
@@ -99,6 +106,25 @@ class ResponseStream:
             if delta.usage is not None:
                 self._on_answer(delta.usage.completion_tokens)
         return delta
+
+    async def _resume(self, cause: DecodeError) -> Delta:
+        """The first delta after `cause` cut the answer off."""
+        try:
+            async with asyncio.timeout(None) as self._resuming:
+                delta = await self._climb.resume(cause)
+        except TimeoutError:
+            raise _too_late() from None
+        finally:
+            self._resuming = None
+        self._execution = self._climb.execution
+        if self._take is not None:
+            self._execution.forward(self._take)
+        return delta
+
+    def _expire(self) -> None:
+        self._execution.fail(_too_late())
+        if self._resuming is not None:
+            self._resuming.reschedule(asyncio.get_running_loop().time())
 
     def _count_gap(self) -> None:
         now = time.monotonic()
@@ -119,3 +145,7 @@ class ResponseStream:
         usage = self._record.usage
         self._permit.release(None if usage is None else usage.completion_tokens)
         self._observer.done(self._record, self._error)
+
+
+def _too_late() -> DecodeError:
+    return DecodeError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the end")

@@ -28,8 +28,10 @@ class Sequence:
         "_pending",
         "_scope",
         "_waiter",
+        "num_chars",
         "sequence_id",
         "take",
+        "token_ids",
     )
 
     def __init__(self, sequence_id: int) -> None:
@@ -40,6 +42,10 @@ class Sequence:
         self._scope: asyncio.Timeout | None = None
         self._forward: Take | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.token_ids: list[int] = []
+        """Of all that came, in order; whoever offers text to `take` adds what was taken."""
+        self.num_chars = 0
+        """Characters of text that came with them."""
         self.take: Take | None = None
         """What takes text at once, if it returns True; None while it must be pushed."""
 
@@ -51,6 +57,8 @@ class Sequence:
         self._forward = take
 
     def push(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.num_chars += len(delta.text)
         if self._pending is None:
             self._pending = delta
         else:

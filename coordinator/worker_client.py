@@ -106,6 +106,18 @@ class Session(Protocol):
         """Drops the sequence and what it reserved; idempotent, and quiet after the end."""
         ...
 
+    @property
+    def lost(self) -> bool:
+        """Whether `run` has ended: nothing more comes of this session."""
+        ...
+
+    def move(self) -> int:
+        """Has every open sequence continued on another worker; returns how many there are.
+
+        Each fails with DRAINING, upon which its request drops it and goes on elsewhere.
+        """
+        ...
+
 
 class GrpcWorkerClient:
     """A WorkerClient over one gRPC channel, which it owns."""
@@ -229,6 +241,15 @@ class GrpcSession:
             self._sequences.clear()
         raise cause
 
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
+    def move(self) -> int:
+        for sequence in self._sequences.values():
+            sequence.fail(DecodeError(ErrorReason.DRAINING, "the decode worker is being drained"))
+        return len(self._sequences)
+
     def open(self) -> Sequence:
         self._last_id += 1
         sequence = Sequence(self._last_id)
@@ -272,10 +293,13 @@ class GrpcSession:
         for sequence_id, token_id, text in zip(
             tokens.sequence_ids, tokens.token_ids, tokens.texts, strict=True
         ):
-            # One that was aborted while this was on its way is not there.
-            if (sequence := sequences.get(sequence_id)) is not None and (
-                (take := sequence.take) is None or not take(text, now)
-            ):
+            sequence = sequences.get(sequence_id)
+            if sequence is None:  # aborted while this was on its way
+                continue
+            if (take := sequence.take) is not None and take(text, now):
+                sequence.token_ids.append(token_id)
+                sequence.num_chars += len(text)
+            else:
                 sequence.push(Delta(text, [token_id]))
         for delta in message.deltas:
             sequence = sequences.get(delta.sequence_id)

@@ -158,6 +158,12 @@ class Session:
         if not request.token_ids or not max_tokens:
             missing = "prompt" if not request.token_ids else "max_tokens"
             raise DecodeError(ErrorReason.INVALID_ARGUMENT, f"{missing} is not set", param=missing)
+        if request.replay is not None and len(request.replay.token_ids) >= max_tokens:
+            raise DecodeError(
+                ErrorReason.INVALID_ARGUMENT,
+                "nothing is left to answer after what is replayed",
+                param="replay",
+            )
         num_tokens = len(request.token_ids) + max_tokens
         self._check_context(num_tokens)
         turn = asyncio.Event()

@@ -114,6 +114,17 @@ class ModelConfig(_Section):
         description="the pools' weights may differ in precision: where they do, a hand-off is "
         "proven by an answer, not by an equal one",
     )
+    max_recoveries: int = Field(
+        default=2,
+        ge=0,
+        description="how often an answer that its decode worker cuts off is continued on "
+        "another one; 0: it ends with the error",
+    )
+    recovery_wait_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="how long a request whose decode worker was lost waits for another one",
+    )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
     elastic: ElasticConfig | None = Field(
         default=None,

@@ -19,6 +19,7 @@ from pdserve.convert_sampling import (
     sampling_to_proto,
 )
 from pdserve.errors import REASON_BY_NUMBER, DecodeError, ErrorReason, PdserveError
+from pdserve.replay import Replay
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -278,6 +279,7 @@ def start_to_proto(
         sampling=sampling_to_proto(request.sampling),
         cache_salt=request.cache_salt,
         kv=None if kv is None else handle_to_proto(kv),
+        replay=None if request.replay is None else _replay_to_proto(request.replay),
     )
 
 
@@ -287,8 +289,17 @@ def start_from_proto(message: decode_pb2.StartSequence) -> tuple[EngineRequest, 
         token_ids=tuple(message.prompt.ids),
         sampling=sampling_from_proto(message.sampling),
         cache_salt=message.cache_salt,
+        replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
     )
     return request, handle_from_proto(message.kv) if message.HasField("kv") else None
+
+
+def _replay_to_proto(replay: Replay) -> decode_pb2.Replay:
+    return decode_pb2.Replay(token_ids=replay.token_ids, num_chars=replay.num_chars)
+
+
+def _replay_from_proto(message: decode_pb2.Replay) -> Replay:
+    return Replay(tuple(message.token_ids), message.num_chars)
 
 
 def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:

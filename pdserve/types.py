@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from pdserve.errors import ErrorReason
+from pdserve.replay import Replay
 from pdserve.sampling import PositionLogprobs, SamplingParams
 
 
@@ -87,12 +88,17 @@ class GenerateSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What an engine needs to run one sequence. `sampling.max_tokens` is set."""
+    """What an engine needs to run one sequence. `sampling.max_tokens` is set.
+
+    With `replay` the answer begins with these tokens, which count as any others, and only
+    what follows them is given out.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: str = ""
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True, slots=True)

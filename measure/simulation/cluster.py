@@ -51,6 +51,9 @@ class TokenEncoder:
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
         return self.encode(prompt)
 
+    def is_whole(self, token_ids: tuple[int, ...]) -> bool:
+        return True
+
 
 class Cluster:
     """One coordinator and workers by address. `records` has every request that was asked."""

@@ -26,6 +26,7 @@ from pdserve.engine.base import (
     StepStats,
     Transfer,
 )
+from pdserve.engine.replayed import Replayed
 from pdserve.engine.sim_model import (
     BLOCK_SIZE,
     Answer,
@@ -129,6 +130,7 @@ class SimEngine:
         _refuse_unknown(request.sampling)
         most = self._config.context_length - len(request.token_ids)
         answer = self._answer(request, min(request.sampling.max_tokens or most, most))
+        replayed = Replayed(request.replay)
         sequence = SimSequence(request, answer, self._clock.now())
         try:
             if kv is not None:
@@ -136,7 +138,8 @@ class SimEngine:
             self._enqueue(sequence)
             if kv is not None:
                 await self._fetch(sequence, kv)
-            delta = await sequence.next()
+            while not replayed.cut(delta := await sequence.next()):
+                pass
             delta.timings = FirstTokenTimings(
                 sequence.started - sequence.arrived, self._clock.now() - sequence.started
             )
@@ -145,6 +148,7 @@ class SimEngine:
             yield delta
             while delta.finish_reason is None:
                 delta = await sequence.next()
+                replayed.cut(delta)
                 yield delta
         finally:
             self._drop(sequence)
@@ -378,7 +382,8 @@ class SimEngine:
 
 
 def _answer(request: EngineRequest, max_tokens: int) -> AnswerSource:
-    return Answer(request.token_ids, request.sampling, max_tokens)
+    replay = () if request.replay is None else request.replay.token_ids
+    return Answer(request.token_ids, request.sampling, max_tokens, replay)
 
 
 def _refuse_unknown(sampling: SamplingParams) -> None:

@@ -56,6 +56,8 @@ class AnswerSource(Protocol):
 class Answer:
     """Makes the answer to one prompt token by token, and ends it after `max_tokens` at most.
 
+    It begins with the tokens of `replay`, whatever would have come.
+
     Stop strings are met as vLLM meets them: looked for in the text of the new token after
     `min_tokens`, the first of the list wins, nothing of it is ever handed out; text that could
     still become part of one is held back until the end.
@@ -71,6 +73,7 @@ class Answer:
         "_ignore_eos",
         "_max_tokens",
         "_min_tokens",
+        "_replay",
         "_seed",
         "_sent_chars",
         "_state",
@@ -82,7 +85,17 @@ class Answer:
         "stop_reason",
     )
 
-    def __init__(self, prompt: tuple[int, ...], sampling: SamplingParams, max_tokens: int) -> None:
+    def __init__(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        max_tokens: int,
+        replay: tuple[int, ...] = (),
+    ) -> None:
+        """Raises ValueError for a `replay` that is not of this vocabulary."""
+        if any(not 0 <= token < len(_TEXTS) for token in replay):
+            raise ValueError("tokens to replay that there are none of")
+        self._replay = replay
         self._state = 0
         for token in prompt:
             self._state = _absorb(self._state, token)
@@ -117,7 +130,9 @@ class Answer:
         forced = self.num_tokens <= self._min_tokens
         if not forced and (mixed >> 32) % _EOS_ONE_IN == 0:
             token = EOS
-        if self._forced is not None:
+        if self.num_tokens <= len(self._replay):
+            token = self._replay[self.num_tokens - 1]
+        elif self._forced is not None:
             token = self._forced
         elif self._banned:
             token = self._allowed(token)

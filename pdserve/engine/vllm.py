@@ -76,6 +76,8 @@ class VllmEngine:
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
         reason = ErrorReason.DECODE_FAILED
+        if request.replay is not None:
+            raise DecodeError(reason, "this engine cannot replay the beginning of an answer")
         params = None
         if kv is not None:
             params = self._fetch_params(kv, len(request.token_ids))

@@ -102,6 +102,7 @@ class StartSequence(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence."""
     request_id: _builtins.str
@@ -120,6 +121,12 @@ class StartSequence(_message.Message):
     def kv(self) -> _kv_pb2.KvHandle:
         """Handed-over KV; not set for a colocated sequence."""
 
+    @_builtins.property
+    def replay(self) -> Global___Replay:
+        """Set to continue an answer that another worker began; fewer tokens than
+        max_tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -129,14 +136,48 @@ class StartSequence(_message.Message):
         sampling: _generation_pb2.SamplingParams | None = ...,
         cache_salt: _builtins.str = ...,
         kv: _kv_pb2.KvHandle | None = ...,
+        replay: Global___Replay | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prompt", b"prompt", "replay", b"replay", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv", b"kv", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv", b"kv", "prompt", b"prompt", "replay", b"replay", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartSequence: _TypeAlias = StartSequence  # noqa: Y015
+
+@_typing.final
+class Replay(_message.Message):
+    """The first tokens of an answer, as they were decided and sent before. They
+    are brought about again, so that whatever the sampler and the detokeniser
+    remember is as it was; only what follows them is sent, and usage counts both.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_CHARS_FIELD_NUMBER: _builtins.int
+    num_chars: _builtins.int
+    """How many characters of text, counted as Unicode code points, were sent
+    with them.
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_chars: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_chars", b"num_chars", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replay: _TypeAlias = Replay  # noqa: Y015
 
 @_typing.final
 class AbortSequence(_message.Message):

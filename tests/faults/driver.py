@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AsyncExitStack
 
-from pdserve.errors import ErrorReason
 from tests.faults import invariants
 from tests.faults.client import Client
 from tests.faults.fleet import FaultFleet, Worker
@@ -20,7 +19,6 @@ ANSWERED_S = 15.0
 _COUNTED = {
     Outcome.LEFT: {"cancelled"},
     Outcome.DEADLINE: {"cancelled", "deadline_exceeded"},
-    Outcome.DECODE_FAILED: {"decode_failed", "internal"},
 }
 """The reasons under which the coordinator may count an end; a client with a deadline of its own
 hangs up when that passes."""
@@ -82,7 +80,7 @@ class Trial:
 
     async def _attempt_is_over(self, within_s: float) -> None:
         """Both sides of an attempt that failed are told, while another is under way."""
-        if self._case.expected is not Outcome.DETOUR:
+        if self._case.expected not in (Outcome.DETOUR, Outcome.CONTINUED):
             return
         stage, reached = self._stage, self._reached()
         self._found += await invariants.not_tried_again(
@@ -104,23 +102,20 @@ class Trial:
         return event is Event.DECODE_FAILS and stage.request_id not in decode["requests"]
 
     async def _answers(self) -> None:
-        stage, event = self._stage, self._case.event
+        stage = self._stage
         if self._case.expected is not Outcome.LEFT:
-            label = ""
-            if event is Event.DECODE_FAILS and self._case.variation.unknown_fault:
-                label = ErrorReason.INTERNAL.label
-            await self._check(stage.victim, self._case.expected, label)
+            await self._check(stage.victim, self._case.expected)
         for client in stage.others:
             await self._check(client, self._end_of(client))
         for client in stage.fillers:
             await self._check(client, Outcome.BROKEN)
 
-    async def _check(self, client: Client, expected: Outcome, label: str = "") -> None:
+    async def _check(self, client: Client, expected: Outcome) -> None:
         if not await self._is_told(client, ANSWERED_S):
             self._found.append(f"{client.question.request_id}: was told nothing")
             return
         said = await client.told()
-        self._found += invariants.wrong_answer(client.question, expected, said, label)
+        self._found += invariants.wrong_answer(client.question, expected, said)
 
     async def _is_told(self, client: Client, within_s: float) -> bool:
         async def is_told() -> bool:
@@ -129,12 +124,12 @@ class Trial:
         return await happens(is_told, within_s)
 
     def _end_of(self, other: Client) -> Outcome:
-        """Others are harmed only where all that their worker served is lost."""
+        """Others are reached only where all that their worker served is lost."""
         event, stage = self._case.event, self._stage
         if event.hits_whole_worker and event.side == "d":
             served = stage.before[stage.hit["d"].worker_id]["requests"]
             if other.question.request_id in served:
-                return Outcome.DECODE_FAILED
+                return Outcome.CONTINUED
         return Outcome.UNNOTICED
 
     def _reached(self) -> list[Worker]:

@@ -25,16 +25,12 @@ HOLDINGS = "running", "waiting", "unfinished", "reserved", "leases"
 _LABELS = {
     Outcome.DEADLINE: ErrorReason.DEADLINE_EXCEEDED.label,
     Outcome.BROKEN: BROKEN,
-    Outcome.DECODE_FAILED: ErrorReason.DECODE_FAILED.label,
 }
 _DETOURS = "tried another", "fell back", "next transport"
 
 
-def wrong_answer(question: Question, expected: Outcome, told: Told, label: str = "") -> list[str]:
-    """Invariants 1 and 6: the one right end, with the one right status.
-
-    `label` is what to be told instead of the outcome's own reason.
-    """
+def wrong_answer(question: Question, expected: Outcome, told: Told) -> list[str]:
+    """Invariants 1, 2 and 6: the one right end, with the one right status."""
     who = f"{question.request_id} over {question.surface}"
     if expected.is_answer:
         if told.how != ANSWERED:
@@ -43,10 +39,11 @@ def wrong_answer(question: Question, expected: Outcome, told: Told, label: str =
         if told.text != question.right_text:
             found.append(f"{who}: a wrong text: {told.text!r}")
         detour = any(words in told.reason for words in _DETOURS)
-        if (expected, detour) in ((Outcome.UNNOTICED, True), (Outcome.DETOUR, False)):
+        wrong = (Outcome.UNNOTICED, True), (Outcome.CONTINUED, True), (Outcome.DETOUR, False)
+        if (expected, detour) in wrong:
             found.append(f"{who}: expected {expected.name}, but: {told.reason}")
         return found
-    label = label or _LABELS[expected]
+    label = _LABELS[expected]
     if told.how != label:
         return [f"{who}: told {told.how} ({told.status}), not {label}"]
     found = []

@@ -87,12 +87,12 @@ class Outcome(StrEnum):
     """Answered, after another attempt, which the answer's reason names."""
     EITHER = "A"
     """Answered: whether the worker that was hit is asked at all is a matter of turns."""
-    DECODE_FAILED = "X"
-    """Told so: some of the answer is out, and it cannot be begun anew."""
+    CONTINUED = "C"
+    """Answered: another worker goes on with what is out."""
 
     @property
     def is_answer(self) -> bool:
-        return self in (Outcome.UNNOTICED, Outcome.DETOUR, Outcome.EITHER)
+        return self not in (Outcome.LEFT, Outcome.DEADLINE, Outcome.BROKEN)
 
 
 _ROWS = {
@@ -110,10 +110,10 @@ _ROWS = {
     Event.PREFILL_STOPPED:    "A R R R R O O",
     Event.PREFILL_CUT_OFF:    "A R R R R O O",
     Event.LINK_CUT:           "A R R R R O O",
-    Event.DECODE_FAILS:       "A R R R R R X",
-    Event.DECODE_KILLED:      "A R R R R R X",
-    Event.DECODE_STOPPED:     "A R R R R R X",
-    Event.DECODE_CUT_OFF:     "A R R R R R X",
+    Event.DECODE_FAILS:       "A R R R R R C",
+    Event.DECODE_KILLED:      "A R R R R R C",
+    Event.DECODE_STOPPED:     "A R R R R R C",
+    Event.DECODE_CUT_OFF:     "A R R R R R C",
 }  # fmt: skip
 
 EXPECTED = {

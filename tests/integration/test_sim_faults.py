@@ -86,8 +86,8 @@ async def stream_lines(response: httpx.Response) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
-async def test_a_decode_worker_killed_in_mid_stream_is_told_over_http(mode: str) -> None:
-    async with sim_fleet(prefill(), decode()) as fleet:
+async def test_without_recoveries_a_killed_decode_worker_is_told_over_http(mode: str) -> None:
+    async with sim_fleet(prefill(), decode(), max_recoveries=0) as fleet:
         request = body(TEXT, stream=True, max_tokens=LONG_ANSWER, ignore_eos=True)
         async with fleet.coordinator.http.stream(
             "POST", "/v1/completions", json=request, headers={"x-pdserve-mode": mode}
@@ -103,8 +103,8 @@ async def test_a_decode_worker_killed_in_mid_stream_is_told_over_http(mode: str)
         assert fleet.coordinator.metric("requests_total", reason="decode_failed") == 1
 
 
-async def test_a_decode_worker_killed_in_mid_stream_is_told_over_grpc() -> None:
-    async with sim_fleet(prefill(), decode()) as fleet:
+async def test_without_recoveries_a_killed_decode_worker_is_told_over_grpc() -> None:
+    async with sim_fleet(prefill(), decode(), max_recoveries=0) as fleet:
         asked = message(TEXT, None, LONG_ANSWER)
         asked.sampling.ignore_eos = True
         call = fleet.coordinator.grpc.GenerateStream(

@@ -180,7 +180,7 @@ def _fresh_loggers() -> Iterator[None]:
     with ExitStack() as stack:
         for logger in (
             "coordinator.observer.access_log",
-            "coordinator.dispatch.log",
+            "coordinator.climb.log",
             "coordinator.fleet.log",
             "coordinator.worker.log",
             "coordinator.proving.log",

@@ -266,6 +266,15 @@ class FakeSession:
             self._worker._left(self)
         raise _lost()
 
+    @property
+    def lost(self) -> bool:
+        return self._over
+
+    def move(self) -> int:
+        for sequence in self._open:
+            sequence.fail(DecodeError(ErrorReason.DRAINING, "moved"))
+        return len(self._open)
+
     def open(self) -> Sequence:
         self._last_id += 1
         sequence = Sequence(self._last_id)
@@ -328,16 +337,20 @@ class FakeSession:
 
 
 def answer(request: EngineRequest, *, handed_over: bool = False) -> list[Delta]:
-    """What every worker answers, one delta each step: it depends on the prompt alone.
+    """What every worker answers, one delta each step: each token depends on those before.
 
-    As engines do, a decode worker takes handed-over blocks for hits of its own cache.
+    As engines do, a decode worker takes handed-over blocks for hits of its own cache, and
+    gives out nothing of what it replays.
     """
-    base = sum(request.token_ids)
-    deltas = [Delta(f"t{base + i} ", [base + i]) for i in range(ANSWER_TOKENS)]
+    tokens = list(request.replay.token_ids if request.replay else ())
+    replayed = len(tokens)
+    while len(tokens) < min(ANSWER_TOKENS, request.sampling.max_tokens or ANSWER_TOKENS):
+        tokens.append((sum(request.token_ids) + sum(tokens)) % 10_007)
+    deltas = [Delta(f"t{token} ", [token]) for token in tokens[replayed:]]
     deltas[0].timings = FirstTokenTimings(queue_s=0.0, first_step_s=FIRST_STEP_S)
     prompt_tokens = len(request.token_ids)
     deltas[-1].finish_reason = FinishReason.LENGTH
-    deltas[-1].usage = Usage(prompt_tokens, ANSWER_TOKENS, prompt_tokens - 1 if handed_over else 0)
+    deltas[-1].usage = Usage(prompt_tokens, len(tokens), prompt_tokens - 1 if handed_over else 0)
     return deltas
 
 

@@ -49,7 +49,7 @@ def quiet() -> Iterator[None]:
     critical = structlog.get_logger(wrapper_class=structlog.make_filtering_bound_logger(50))
     with (
         mock.patch("coordinator.observer.access_log", critical),
-        mock.patch("coordinator.dispatch.log", critical),
+        mock.patch("coordinator.climb.log", critical),
     ):
         yield
 

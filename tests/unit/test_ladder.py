@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.dispatch import MAX_ATTEMPTS
+from coordinator.climb import MAX_ATTEMPTS
 from coordinator.fleet import RECONNECT_S
 from coordinator.lifecycle import State
 from coordinator.worker import SUSPICION_S
@@ -379,9 +379,9 @@ async def test_a_colocated_request_that_can_never_fit_is_told_so() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.COLOCATED, DISAGGREGATED])
 @on_virtual_time
-async def test_a_decode_worker_that_dies_in_mid_stream_is_told_once(mode: Mode) -> None:
+async def test_without_recoveries_a_death_in_mid_stream_is_told_once(mode: Mode) -> None:
     writers, gate = decodes(2), Gate()
-    async with running(*prefills(), *writers) as core:
+    async with running(*prefills(), *writers, max_recoveries=0) as core:
         writers[0].starts.append([first_delta(), gate])
         stream = await core.open(mode=mode)
         assert (await anext(stream)).text == "first "
@@ -399,7 +399,7 @@ async def test_a_decode_worker_that_dies_in_mid_stream_is_told_once(mode: Mode) 
 @on_virtual_time
 async def test_what_was_written_before_the_death_is_still_read() -> None:
     (writer,), gate = decodes(), Gate()
-    async with running(writer) as core:
+    async with running(writer, max_recoveries=0) as core:
         writer.starts.append([first_delta("a"), first_delta("b"), gate])
         stream = await core.open()
         await gate.reached.wait()

@@ -129,6 +129,7 @@ def test_the_access_log_says_what_became_of_a_request(
     told.route = Route(Mode.DISAGGREGATED, "disaggregated: asked for", "blue")
     told.prefill_worker, told.decode_worker = "p", "d"
     told.fallbacks.append("colocated: no_room")
+    told.recoveries.append("decode_failed")
     told.prompt_tokens = 7
     told.usage = Usage(7, 3, 2)
     clock.now += 0.25
@@ -155,6 +156,7 @@ def test_the_access_log_says_what_became_of_a_request(
             "prefill_worker": "p",
             "decode_worker": "d",
             "fallbacks": ["colocated: no_room"],
+            "recoveries": ["decode_failed"],
             "prompt_tokens": 7,
             "completion_tokens": 3,
             "cached_tokens": 2,
