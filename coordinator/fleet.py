@@ -23,7 +23,7 @@ from coordinator.policy.snapshot import Plan, Snapshot
 from coordinator.worker import SILENCE_S, Silence, Worker
 from coordinator.worker_client import Session, WorkerClient
 from pdserve.clock import Clock
-from pdserve.errors import ErrorReason, PdserveError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import Role, WorkerInfo
 
 log = structlog.get_logger("fleet")
@@ -205,6 +205,17 @@ class Fleet:
             worker = self._by_id.get(worker_id or "")
             if worker is not None and worker.proven:
                 worker.standing = worker.standing.request_passed()
+
+    def move(self, worker: Worker) -> bool:
+        """Has what a decode worker runs for this coordinator go on elsewhere; False where there
+        is nobody else, or nothing to move."""
+        assert worker.info is not None
+        others = any(other.writes for other in self.serving(worker.info.model))
+        if worker.session is None or not others:
+            return False
+        log.info("moving answers", worker=worker.info.worker_id, count=worker.outstanding_sequences)
+        worker.session.give_up(DecodeError(ErrorReason.DRAINING, "the worker is draining"))
+        return True
 
     def cached_tokens(self, model: str, prompt: PromptBlocks) -> dict[str, int]:
         """Prompt tokens that the cache of each worker of the model is believed to save, by id."""

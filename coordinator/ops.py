@@ -21,6 +21,9 @@ from coordinator.policy.priority import Priority
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode, Role
 
+MOVED_WITHIN_S = 2.0
+"""How long a worker is given to drop what goes on elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class RouteStatus:
@@ -101,7 +104,8 @@ class Ops:
         }
 
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
-        """Has a worker take nothing new, from anybody, and waits for what runs there.
+        """Has a worker take nothing new, from anybody, and waits for what runs there. What this
+        coordinator has there at the deadline goes on elsewhere, if there is anybody to go on.
 
         Raises RejectedError NOT_FOUND for one that is not connected, and PdserveError when it
         is lost meanwhile.
@@ -111,6 +115,8 @@ class Ops:
             raise RejectedError(ErrorReason.NOT_FOUND, f"no worker {worker_id!r} is connected")
         worker.told_to_drain = True
         unfinished = await worker.client.drain(deadline_s)
+        if unfinished and self._fleet.move(worker):
+            unfinished = await worker.client.drain(MOVED_WITHIN_S)
         return {"worker": worker_id, "unfinished": unfinished}
 
     def stop(self) -> None:

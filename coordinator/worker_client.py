@@ -106,6 +106,10 @@ class Session(Protocol):
         """Drops the sequence and what it reserved; idempotent, and quiet after the end."""
         ...
 
+    def give_up(self, cause: DecodeError) -> None:
+        """Drops every sequence, and fails each with `cause`."""
+        ...
+
     @property
     def lost(self) -> bool:
         """Whether `run` has ended: nothing more comes of this session."""
@@ -270,6 +274,11 @@ class GrpcSession:
     def abort(self, sequence: Sequence) -> None:
         if self._sequences.pop(sequence.sequence_id, None) is not None:
             self._send(abort=decode.AbortSequence(sequence_id=sequence.sequence_id))
+
+    def give_up(self, cause: DecodeError) -> None:
+        for sequence in list(self._sequences.values()):
+            self.abort(sequence)
+            sequence.fail(_copy(cause))
 
     def _send(self, **command: object) -> None:
         self._outgoing.put_nowait(decode.SessionRequest(**command))  # type: ignore[arg-type]

@@ -28,16 +28,20 @@ async def drained(fleet: SimFleet, worker_id: str, deadline_s: float = 30) -> in
     return told
 
 
-async def stream(fleet: SimFleet, begun: asyncio.Event, tokens: int = TOKENS) -> None:
-    """One streamed answer, which must be complete."""
+async def stream(fleet: SimFleet, begun: asyncio.Event, tokens: int = TOKENS) -> str:
+    """The text of one streamed answer, which must be complete."""
     request = body(TEXT, stream=True, max_tokens=tokens, ignore_eos=True)
+    request["stream_options"] = {"include_usage": True}
     async with fleet.coordinator.http.stream("POST", "/v1/completions", json=request) as response:
         lines = []
         async for line in response.aiter_lines():
             lines.append(line)
             begun.set()
-    assert events(lines)[-1] == "[DONE]"
-    assert events(lines)[-2]["choices"][0]["finish_reason"] == "length"
+    *chunks, last, usage, done = events(lines)
+    assert done == "[DONE]"
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert usage["usage"]["completion_tokens"] == tokens
+    return "".join(chunk["choices"][0]["text"] for chunk in (*chunks, last))
 
 
 async def test_a_drained_decode_worker_ends_what_it_has_and_gets_nothing_new() -> None:
@@ -62,7 +66,18 @@ async def test_a_drained_decode_worker_ends_what_it_has_and_gets_nothing_new() -
         assert other.metric("sequences_total", role="decode", outcome="finished") >= 4
 
 
-async def test_a_deadline_that_passes_is_told() -> None:
+async def test_what_runs_at_the_deadline_goes_on_elsewhere() -> None:
+    async with sim_fleet(decode("d1", SLOW_WRITER), decode("d2", SLOW_WRITER)) as fleet:
+        begun = asyncio.Event()
+        streaming = asyncio.create_task(stream(fleet, begun, tokens=1000))
+        await begun.wait()
+        (busy,) = (w for w in fleet.workers.values() if w.workload.unfinished)
+        assert await drained(fleet, busy.worker_id, deadline_s=0) == 0
+        assert not streaming.done()
+        assert await streaming == await stream(fleet, begun, tokens=1000)
+
+
+async def test_where_nobody_else_is_ready_it_stays_and_is_told() -> None:
     async with sim_fleet(decode("d", SLOW_WRITER)) as fleet:
         begun = asyncio.Event()
         streaming = asyncio.create_task(stream(fleet, begun))

@@ -303,6 +303,11 @@ class FakeSession:
             if (task := self._worker.sequences.pop(sequence, None)) is not None:
                 task.cancel()
 
+    def give_up(self, cause: DecodeError) -> None:
+        for sequence in list(self._open):
+            self.abort(sequence)
+            sequence.fail(cause)
+
     def _begin(self, sequence: Sequence, work: Any) -> None:
         self._worker.sequences[sequence] = asyncio.create_task(work)
 
