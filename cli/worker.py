@@ -152,6 +152,8 @@ class _Worker:
         await drain(self._workload, deadline_s)
         if self._decode is not None:
             self._decode.finish()
+        if self.engine.cached is not None:
+            self.engine.cached.close()
         self._workload.close()
 
 

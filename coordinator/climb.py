@@ -152,13 +152,14 @@ class Climb:
                 steps.append(self._step(failure, plan))
             elif plan.fell_back:
                 self._count(Rung.COLOCATED, ErrorReason.NO_WORKER)
+            cached = facts.cached_tokens.get(plan.prefill or plan.decode, 0)
             if cut_off is None:  # the client has been told of the first route
                 record.route = Route(plan.mode, "; ".join((plan.reason, *steps)), plan.arm)
+                record.predicted_cached_tokens = cached
             record.prefill_worker = plan.prefill or ""
             record.decode_worker = plan.decode
             record.apply(Event.PLAN if failure is None else Event.FALL_BACK)
             pair = self._fleet.pair(plan)
-            cached = facts.cached_tokens.get(plan.prefill or plan.decode, 0)
             execution = Execution(self._fleet, plan, request, prompt, cached, what.answered)
             try:
                 first = await execution.begin(record)

@@ -18,7 +18,7 @@ from coordinator.policy.duty import duty_of
 from coordinator.policy.estimate import Estimator
 from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import Pair, PairState, PairTable
-from coordinator.policy.prefix import PrefixIndex, PromptBlocks
+from coordinator.policy.prefix import CacheBelief, PrefixIndex, PromptBlocks
 from coordinator.policy.snapshot import Plan, Snapshot
 from coordinator.worker import SILENCE_S, Silence, Worker
 from coordinator.worker_client import Session, WorkerClient
@@ -240,6 +240,7 @@ class Fleet:
         self._lose(worker, "not listed any more")
         if worker.cache is not None:
             worker.cache.leave()
+            worker.cache = None
         del self._workers[address]
         await worker.client.close()
         self.changed.set()
@@ -270,6 +271,10 @@ class Fleet:
     async def _follow(self, worker: Worker) -> None:
         """One life of one worker process, from the first answer until it is lost."""
         info = await worker.client.info()
+        if worker.cache is None or worker.info is None or worker.info.epoch != info.epoch:
+            if worker.cache is not None:
+                worker.cache.leave()
+            worker.cache = self._prefixes.join(info.fingerprint.block_size, info.kv_capacity_tokens)
         async with asyncio.TaskGroup() as life:
             session = None
             if Role.DECODE in info.roles:
@@ -278,6 +283,8 @@ class Fleet:
             silence = Silence(worker, info.worker_id, self._silence_s)
             life.create_task(self._or_lose(worker, silence.over()))
             life.create_task(self._or_lose(worker, self._watch(worker, info, session, silence)))
+            if info.tells_cache:
+                life.create_task(self._or_lose(worker, self._watch_cache(worker, worker.cache)))
 
     async def _or_lose(self, worker: Worker, part: Coroutine[Any, Any, None]) -> None:
         """One part of a life. It is lost before anybody hears of a request that failed for that:
@@ -294,6 +301,8 @@ class Fleet:
         async for load in worker.client.watch_load():
             before = worker.load.draining, worker.silent
             silence.broken()
+            if info.tells_cache and worker.cache is not None:
+                worker.cache.grow_older()
             if worker.connected:
                 work = load.work - worker.load.work
                 self.estimators[info.model].observe_work(worker.pool, work, info.kv_capacity_tokens)
@@ -303,6 +312,13 @@ class Fleet:
             elif before != (load.draining, worker.silent):
                 self.changed.set()
                 self.tell()
+
+    @staticmethod
+    async def _watch_cache(worker: Worker, cache: CacheBelief) -> None:
+        async for change in worker.client.watch_cache():
+            if change.anew:
+                cache.forget()
+            cache.apply(change.added, change.removed)
 
     def _gain(self, worker: Worker, info: WorkerInfo, session: Session | None) -> None:
         if self.by_id(info.worker_id) is not None:
@@ -318,10 +334,6 @@ class Fleet:
         worker.detail = ""
         worker.duty = duty_of(info.roles)
         self._by_id[info.worker_id] = worker
-        if restarted:
-            if worker.cache is not None:
-                worker.cache.leave()
-            worker.cache = self._prefixes.join(info.fingerprint.block_size, info.kv_capacity_tokens)
         log.info("worker connected", worker=info.worker_id, restarted=restarted)
         self.changed.set()
         self.tell()

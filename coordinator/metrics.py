@@ -107,6 +107,18 @@ class CoordinatorMetrics:
             ["model", "mode", "kind"],
             registry=registry,
         )
+        self._predictions = Counter(
+            "pdserve_prefix_predicted_tokens_total",
+            "Prompt tokens by what was believed and what was true of the reading worker's cache.",
+            ["model", "mode", "outcome"],
+            registry=registry,
+        )
+        self.cached_blocks = Gauge(
+            "pdserve_prefix_index_blocks",
+            "Blocks that a worker's prefix cache is believed to hold.",
+            ["worker"],
+            registry=registry,
+        )
         self._ttft = self._histogram(
             registry, "time_to_first_token_seconds", "From arrival to first token.", TTFT_BUCKETS
         )
@@ -231,3 +243,9 @@ class CoordinatorMetrics:
             tokens.labels(record.model, mode, "prompt").inc(record.usage.prompt_tokens)
             tokens.labels(record.model, mode, "cached").inc(record.usage.cached_tokens)
             tokens.labels(record.model, mode, "completion").inc(record.usage.completion_tokens)
+            predicted, true = record.predicted_cached_tokens, record.usage.cached_tokens
+            met = min(predicted, true)
+            predictions = self._predictions
+            predictions.labels(record.model, mode, "hit").inc(met)
+            predictions.labels(record.model, mode, "missed").inc(predicted - met)
+            predictions.labels(record.model, mode, "unforeseen").inc(true - met)

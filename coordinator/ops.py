@@ -195,6 +195,11 @@ class Ops:
             for state in WorkerState:
                 count = sum(w.hosts(role) and w.state is state for w in self._fleet.workers())
                 self._metrics.workers.labels(role.value, state.value).set(count)
+        self._metrics.cached_blocks.clear()
+        for worker in self._fleet.workers():
+            if worker.connected and worker.info is not None and worker.cache is not None:
+                blocks = len(worker.cache)
+                self._metrics.cached_blocks.labels(worker.info.worker_id).set(blocks)
         standings = Counter(
             (self._fleet.pairs[pair].state, pair.transport or "none") for pair in self._fleet.pairs
         )

@@ -17,7 +17,8 @@ class RequestRecord:
     `received` and all times are seconds of `time.monotonic`; `phases` are durations in the
     order they passed, which add up to the time of the first token; what comes after it, as
     when an answer is continued elsewhere, is no phase. `recoveries` are the reasons for which
-    it was.
+    it was. `predicted_cached_tokens` are those that the worker which read the prompt
+    was believed to have cached.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class RequestRecord:
     route: Route | None = None
     prompt_tokens: int = 0
     usage: Usage | None = None
+    predicted_cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""
     fallbacks: list[str] = field(default_factory=list)

@@ -16,15 +16,28 @@ from grpc.aio import AioRpcError, StreamStreamCall, UnaryStreamCall
 
 from coordinator.sequence import Sequence
 from pdserve import convert, convert_worker
+from pdserve.cached_blocks import CacheChange
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.fleet_key import call_metadata
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import Delta, EngineRequest, KvHandle, Load, PrefillResult, WorkerInfo
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    KvHandle,
+    Load,
+    PrefillResult,
+    WorkerInfo,
+)
 from pdserve.v1 import decode_pb2 as decode
 from pdserve.v1.decode_pb2_grpc import DecodeServiceStub
 from pdserve.v1.prefill_pb2 import PrefillRequest, PrefillResponse
 from pdserve.v1.prefill_pb2_grpc import PrefillServiceStub
-from pdserve.v1.worker_pb2 import DrainRequest, GetWorkerInfoRequest, WatchLoadRequest
+from pdserve.v1.worker_pb2 import (
+    DrainRequest,
+    GetWorkerInfoRequest,
+    WatchCacheRequest,
+    WatchLoadRequest,
+)
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
 
 if TYPE_CHECKING:  # these exist in the stubs' types alone
@@ -47,6 +60,11 @@ class WorkerClient(Protocol):
 
     def watch_load(self) -> AsyncIterator[Load]:
         """The load now and at each change; raises DecodeError when the worker is lost."""
+        ...
+
+    def watch_cache(self) -> AsyncIterator[CacheChange]:
+        """All that the prefix cache holds, then each change, of a worker that tells it; raises
+        DecodeError when the worker is lost."""
         ...
 
     async def drain(self, deadline_s: float) -> int:
@@ -152,6 +170,22 @@ class GrpcWorkerClient:
         except AioRpcError as error:
             raise _lost(error) from error
         raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its load reports")
+
+    async def watch_cache(self) -> AsyncIterator[CacheChange]:
+        expected = 0
+        try:
+            call = self._worker.WatchCache(WatchCacheRequest(), metadata=self._metadata)
+            async for message in call:
+                if message.sequence != expected:
+                    raise DecodeError(
+                        ErrorReason.DECODE_FAILED,
+                        f"cache report {message.sequence} came where {expected} was due",
+                    )
+                expected += 1
+                yield convert_worker.cache_change_from_proto(message)
+        except AioRpcError as error:
+            raise _lost(error) from error
+        raise DecodeError(ErrorReason.DECODE_FAILED, "the worker ended its cache reports")
 
     async def drain(self, deadline_s: float) -> int:
         request = DrainRequest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdserve.cached_blocks import CacheChange
 from pdserve.convert import duration, fingerprint_from_proto, fingerprint_to_proto, seconds
 from pdserve.types import EngineWork, Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
@@ -28,6 +29,7 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
         version=info.version,
         chunk_tokens=info.chunk_tokens,
         max_sequences=info.max_sequences,
+        tells_cache=info.tells_cache,
     )
 
 
@@ -48,6 +50,7 @@ def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerI
         version=message.version,
         chunk_tokens=message.chunk_tokens,
         max_sequences=message.max_sequences,
+        tells_cache=message.tells_cache,
     )
 
 
@@ -99,3 +102,13 @@ def work_from_proto(message: worker_pb2.EngineWork) -> EngineWork:
         sequences=message.sequences,
         kv_usage=message.kv_usage,
     )
+
+
+def cache_change_to_proto(change: CacheChange, sequence: int) -> worker_pb2.WatchCacheResponse:
+    return worker_pb2.WatchCacheResponse(
+        sequence=sequence, anew=change.anew, added=change.added, removed=change.removed
+    )
+
+
+def cache_change_from_proto(message: worker_pb2.WatchCacheResponse) -> CacheChange:
+    return CacheChange(message.anew, message.added, message.removed)

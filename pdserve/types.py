@@ -257,7 +257,8 @@ class PrefillResult:
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """Who a worker is; constant for the life of its process. `weights`, `chunk_tokens` and
-    `max_sequences` as in EngineInfo."""
+    `max_sequences` as in EngineInfo; `tells_cache` says whether it tells what its prefix cache
+    holds."""
 
     worker_id: str
     epoch: str
@@ -272,6 +273,7 @@ class WorkerInfo:
     version: str
     chunk_tokens: int
     max_sequences: int
+    tells_cache: bool
 
 
 class LeaseEnd(StrEnum):

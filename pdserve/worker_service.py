@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pdserve
 from pdserve import convert, convert_worker
+from pdserve.cache_reports import cache_reports
 from pdserve.clock import Clock
 from pdserve.engine.base import Engine
 from pdserve.rpc_errors import Context
@@ -18,6 +19,7 @@ from pdserve.workload import Workload
 
 LOAD_INTERVAL_S = 0.5
 HEARTBEAT_S = 0.5
+CACHE_INTERVAL_S = 0.25
 DEFAULT_DRAIN_S = 30.0
 
 
@@ -61,6 +63,7 @@ class WorkerService(WorkerServiceServicer):
                 version=pdserve.__version__,
                 chunk_tokens=engine.chunk_tokens,
                 max_sequences=engine.max_sequences,
+                tells_cache=self._engine.cached is not None,
             )
         )
 
@@ -69,6 +72,16 @@ class WorkerService(WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
         async for load in self._workload.watch(self._clock, LOAD_INTERVAL_S, HEARTBEAT_S):
             yield convert_worker.load_to_proto(load)
+
+    async def WatchCache(
+        self, request: worker_pb2.WatchCacheRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.WatchCacheResponse]:
+        if (cached := self._engine.cached) is None:
+            return
+        sequence = 0
+        async for change in cache_reports(cached, self._clock, CACHE_INTERVAL_S):
+            yield convert_worker.cache_change_to_proto(change, sequence)
+            sequence += 1
 
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context

@@ -1,7 +1,7 @@
 """What each worker's prefix cache is believed to hold, and how much of a prompt that saves. Pure.
 
-A worker that tells what its cache holds is believed; what it is to have read since its last
-report is expected, and dropped unless it says so soon. Of one that tells nothing, what it was
+A worker that tells what its cache holds is believed; what it has just read is expected to be
+there, and dropped unless it says so soon. Of one that tells nothing, what it was
 given last is expected for good, as much of it as its cache has room for.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from pdserve.prefix import chain
 
-_REPORTS_TO_CONFIRM = 2
-"""The next report may have been made before the block was read; the one after it was not."""
+AGES_TO_CONFIRM = 4
+"""What was expected is dropped when it has become older so often without being told."""
 
 _SPARE_TOLD = 1024
 
@@ -104,8 +104,8 @@ class CacheBelief:
         self._free = free
         self._max_blocks = capacity_tokens // block_size
         self._num_blocks = 0
-        self._reports = 0
-        # By the number of reports before it; the least recent first.
+        self._age = 0
+        # By the age at which it was expected; the least recent first.
         self._expected: OrderedDict[int, int] = OrderedDict()
         # What was told, to be found again when it is to be forgotten; some twice, some gone.
         self._told = array("Q")
@@ -115,67 +115,75 @@ class CacheBelief:
 
     def expect(self, prompt: PromptBlocks) -> None:
         """The worker has read the prompt."""
-        expected = self._expected
+        expected, holders = self._expected, self._holders
+        blocks = prompt.chain(self.block_size)
         # The end of a prompt is of no use without its beginning, so it is forgotten first.
-        for block in reversed(prompt.chain(self.block_size)):
-            if self._add(block) or block in expected:
-                expected[block] = self._reports
+        for block in reversed(blocks):
+            if block in expected or not holders.get(block, 0) & self.bit:
+                expected[block] = self._age
                 expected.move_to_end(block)
+        self._gain(blocks)
         while len(expected) > self._max_blocks:
-            self._remove(expected.popitem(last=False)[0])
+            self._lose((expected.popitem(last=False)[0],))
 
     def apply(self, added: Iterable[int], removed: Iterable[int]) -> None:
         """The worker tells which blocks its cache has gained and lost since its last report."""
-        self._reports += 1
-        expected = self._expected
-        before = len(self._told)
+        expected, before = self._expected, len(self._told)
         self._told.extend(added)
-        for block in self._told[before:]:
-            expected.pop(block, None)
-            self._add(block)
-        for block in removed:
-            expected.pop(block, None)
-            self._remove(block)
-        while expected and self._reports - next(iter(expected.values())) >= _REPORTS_TO_CONFIRM:
-            self._remove(expected.popitem(last=False)[0])
+        gained, lost = self._told[before:], array("Q", removed)
+        if expected:
+            for block in (*gained, *lost):
+                expected.pop(block, None)
+        self._gain(gained)
+        self._lose(lost)
         if len(self._told) > 2 * self._num_blocks + _SPARE_TOLD:
             told = {block for block in self._told if self._holders.get(block, 0) & self.bit}
             self._told = array("Q", told)
 
+    def grow_older(self) -> None:
+        """To be called now and then for a worker that tells, whether it tells anything or not:
+        what comes and goes between two reports is in neither."""
+        self._age += 1
+        expected = self._expected
+        while expected and self._age - next(iter(expected.values())) >= AGES_TO_CONFIRM:
+            self._lose((expected.popitem(last=False)[0],))
+
     def forget(self) -> None:
         """Drops all that was told: the worker begins anew to tell what it holds."""
-        for block in self._told:
-            if block not in self._expected:
-                self._remove(block)
+        self._lose(block for block in self._told if block not in self._expected)
         self._told = array("Q")
 
     def leave(self) -> None:
         """The cache is gone; nothing may be called any more."""
-        for block in self._expected:
-            self._remove(block)
+        self._lose(self._expected)
         self._expected.clear()
         self.forget()
         self._free.append(self.bit)
 
-    def _add(self, block: int) -> bool:
-        """Whether it is new."""
-        holders, bit = self._holders, self.bit
-        held = holders.get(block)
-        if held is None:
-            holders[block] = bit
-        elif held & bit:
-            return False
-        else:
-            holders[block] = held | bit
-        self._num_blocks += 1
-        return True
+    def _gain(self, blocks: Iterable[int]) -> None:
+        holders, get, bit = self._holders, self._holders.get, self.bit
+        gained = 0
+        for block in blocks:
+            held = get(block)
+            if held is None:
+                holders[block] = bit
+            elif held & bit:
+                continue
+            else:
+                holders[block] = held | bit
+            gained += 1
+        self._num_blocks += gained
 
-    def _remove(self, block: int) -> None:
-        held = self._holders.get(block, 0)
-        if not held & self.bit:
-            return
-        self._num_blocks -= 1
-        if held == self.bit:
-            del self._holders[block]
-        else:
-            self._holders[block] = held ^ self.bit
+    def _lose(self, blocks: Iterable[int]) -> None:
+        holders, get, bit = self._holders, self._holders.get, self.bit
+        lost = 0
+        for block in blocks:
+            held = get(block, 0)
+            if held == bit:
+                del holders[block]
+            elif held & bit:
+                holders[block] = held ^ bit
+            else:
+                continue
+            lost += 1
+        self._num_blocks -= lost

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pdserve.cached_blocks import CachedBlocks
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -127,6 +128,12 @@ class Engine(Protocol):
     @property
     def load(self) -> EngineLoad:
         """As of the last step."""
+        ...
+
+    @property
+    def cached(self) -> CachedBlocks | None:
+        """What its prefix cache holds, in blocks of the fingerprint's size, a moment behind the
+        engine; None where it does not tell. Valid after `start`."""
         ...
 
     def generate(self, request: EngineRequest, kv: KvDescriptor | None) -> AsyncIterator[Delta]:

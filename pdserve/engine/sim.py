@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from pdserve import prefix
+from pdserve.cached_blocks import CachedBlocks
 from pdserve.clock import Clock
 from pdserve.config import SimConfig
 from pdserve.engine import sim_holder
@@ -27,13 +28,7 @@ from pdserve.engine.base import (
     Transfer,
 )
 from pdserve.engine.replayed import Replayed
-from pdserve.engine.sim_model import (
-    BLOCK_SIZE,
-    Answer,
-    AnswerSource,
-    PrefixCache,
-    logprobs_at,
-)
+from pdserve.engine.sim_model import BLOCK_SIZE, Answer, AnswerSource, PrefixCache, logprobs_at
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.engine.sim_sockets import RealSockets, Sockets
 from pdserve.engine.sim_step import Step
@@ -123,6 +118,10 @@ class SimEngine:
     def request_ids(self) -> list[str]:
         """Of all that it works for, or has waiting."""
         return [sequence.request.request_id for sequence in (*self._running, *self._waiting)]
+
+    @property
+    def cached(self) -> CachedBlocks:
+        return self._cache.told
 
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None

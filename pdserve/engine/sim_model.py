@@ -8,9 +8,11 @@ extended by part of its answer is answered with the rest.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
 from math import log
 from typing import Protocol
 
+from pdserve.cached_blocks import CachedBlocks
 from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from pdserve.types import FinishReason
 
@@ -204,25 +206,29 @@ class Filler:
 
 
 class PrefixCache:
-    """Which blocks of 32 prompt tokens were read before; the least recently used go first."""
+    """Which blocks of 32 prompt tokens were read before; the least recently used go first, and
+    of one prompt the last ones. `told` has them for others to know."""
 
     def __init__(self, capacity_tokens: int) -> None:
+        self.told = CachedBlocks()
         self._capacity = capacity_tokens // BLOCK_SIZE
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def lookup(self, chain: list[int], num_tokens: int) -> int:
         """Leading tokens found; never all `num_tokens`, for the last must be computed."""
-        hits = 0
-        for block in chain[: (num_tokens - 1) // BLOCK_SIZE]:
-            if block not in self._blocks:
-                break
-            self._blocks.move_to_end(block)
-            hits += 1
-        return hits * BLOCK_SIZE
+        hits = list(takewhile(self._blocks.__contains__, chain[: (num_tokens - 1) // BLOCK_SIZE]))
+        self._touch(hits)
+        return len(hits) * BLOCK_SIZE
 
     def insert(self, chain: list[int]) -> None:
-        for block in chain:
+        self._touch(chain)
+        evicted = []
+        while len(self._blocks) > self._capacity:
+            evicted.append(self._blocks.popitem(last=False)[0])
+        self.told.add(chain)
+        self.told.remove(evicted)
+
+    def _touch(self, chain: list[int]) -> None:
+        for block in reversed(chain):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)

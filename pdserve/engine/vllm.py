@@ -9,15 +9,19 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
+from pdserve.cached_blocks import CachedBlocks
 from pdserve.engine import vllm_process
 from pdserve.engine.base import Admitted, EngineInfo, EngineLoad, Prefilled, StepListener
 from pdserve.engine.kv import grpc, nixl
 from pdserve.engine.vllm_args import VllmEngineConfig, grpc_config
+from pdserve.engine.vllm_cache import CacheFollower
 from pdserve.engine.vllm_sampling import logprobs_of, to_vllm
 from pdserve.engine.vllm_stats import StepRecorder
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
+from pdserve.prefix import chain
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -32,6 +36,8 @@ from pdserve.types import (
 )
 
 _WARM_UP = EngineRequest("warm-up", (1, 2, 3, 4), SamplingParams(max_tokens=1, temperature=0))
+_CACHE_PROOFS = 2
+"""Prompts that are read to see their blocks told; news of the first may be lost on its way."""
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _RELEASE_S = 5.0
 """How long the engine is given to say how a hold ended, which it does after its running step."""
@@ -49,6 +55,7 @@ class VllmEngine:
         self._process: vllm_process.EngineProcess | None = None
         self._recorder = StepRecorder(lambda _: None)
         self._info: EngineInfo | None = None
+        self._cached: CachedBlocks | None = None
         self._releases: set[asyncio.Task[None]] = set()
         self._held: set[str] = set()
 
@@ -59,6 +66,7 @@ class VllmEngine:
         try:
             self._info = await process.start()
             await self._warm_up()
+            self._cached = await self._told(process.cache)
         except BaseException:
             await self.close()
             raise
@@ -71,6 +79,10 @@ class VllmEngine:
     @property
     def load(self) -> EngineLoad:
         return self._recorder.load
+
+    @property
+    def cached(self) -> CachedBlocks | None:
+        return self._cached
 
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None
@@ -215,6 +227,25 @@ class VllmEngine:
         async for output in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
             if output.finished and serves:
                 self._ports = tuple(output.kv_transfer_params["ports"])
+
+    async def _told(self, cache: CacheFollower) -> CachedBlocks | None:
+        """What the engine tells of its cache, once it was seen to tell truly: not every model
+        has one cache alone, and whoever starts the engine may have its events sent elsewhere."""
+        if not self._llm().vllm_config.cache_config.enable_prefix_caching:
+            return cache.blocks
+        size = self.info.fingerprint.block_size
+        if size + 2 > self.info.context_length:
+            return None
+        for first in range(1, 1 + _CACHE_PROOFS):
+            prompt = tuple(range(first, first + size + 1))
+            outputs = self._outputs(
+                replace(_WARM_UP, token_ids=prompt), to_vllm(_WARM_UP.sampling, None)
+            )
+            async for _ in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
+                pass
+            if await cache.tells(chain(prompt, "", size)[0]):
+                return cache.blocks
+        return None
 
     def _fetch_params(self, descriptor: KvDescriptor, num_tokens: int) -> dict[str, Any]:
         fits = descriptor.transport in self.info.transports

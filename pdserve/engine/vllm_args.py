@@ -180,10 +180,11 @@ def set_cpu_environment() -> None:
     os.environ.setdefault("UCX_TLS", "tcp,shm,self")
 
 
-def engine_args(config: VllmEngineConfig, epoch: str) -> dict[str, Any]:
-    """The arguments of vLLM's AsyncEngineArgs, but for the class of the transfer config.
+def engine_args(config: VllmEngineConfig, epoch: str, cache_events: str) -> dict[str, Any]:
+    """The arguments of vLLM's AsyncEngineArgs, but for the classes of those that are mappings.
 
-    `epoch` is this start's, as in `grpc_config`.
+    `epoch` is this start's, as in `grpc_config`; `cache_events` is where what the prefix cache
+    gains and loses is to be told.
     """
     args: dict[str, Any] = {
         "model": str(config.model_path),
@@ -202,6 +203,11 @@ def engine_args(config: VllmEngineConfig, epoch: str) -> dict[str, Any]:
         # Requests say all of their sampling; the model's folder must not add to it.
         "generation_config": "vllm",
         "use_tqdm_on_load": False,
+        "kv_events_config": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": cache_events,
+        },
     }
     if config.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * _GIB)

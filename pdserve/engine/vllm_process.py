@@ -26,6 +26,7 @@ from pdserve.engine.vllm_args import (
     set_cpu_environment,
     set_environment,
 )
+from pdserve.engine.vllm_cache import CacheFollower
 from pdserve.engine.vllm_stats import StepRecorder, stat_logger_factory
 from pdserve.errors import ConfigError
 from pdserve.types import Fingerprint
@@ -43,6 +44,7 @@ class EngineProcess:
         self._epoch = epoch
         self._recorder = recorder
         self._llm: Any = None
+        self._cache: CacheFollower | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="pdserve-engine-")
         # One thread, kept until the end: the kernel kills the engine's processes when the thread
         # that started them ends (`die_with_parent`).
@@ -58,6 +60,12 @@ class EngineProcess:
         return self._llm
 
     @property
+    def cache(self) -> CacheFollower:
+        """Valid after `start`."""
+        assert self._cache is not None
+        return self._cache
+
+    @property
     def alive(self) -> bool:
         return self._llm is not None and not self._closed and not self._llm.errored
 
@@ -67,13 +75,15 @@ class EngineProcess:
         check_config(self._config)
         _check_plugin()
         set_environment(self._config, Path(self._folder.name))
-        starting = loop.run_in_executor(self._thread, self._build)
+        cache = self._cache = CacheFollower(Path(self._folder.name))
+        starting = loop.run_in_executor(self._thread, self._build, cache.endpoint)
         try:
             self._llm = await asyncio.shield(starting)
         except asyncio.CancelledError:
             await self._give_up(starting)
             raise
         self._children = _engine_processes()
+        cache.follow(self._llm.vllm_config.cache_config.block_size)
         return _info(self._config, self._llm.vllm_config)
 
     async def close(self) -> None:
@@ -87,6 +97,8 @@ class EngineProcess:
             llm.output_handler.cancel()
             await loop.run_in_executor(self._thread, llm.shutdown, _SHUTDOWN_S)
         _kill(self._children)
+        if self._cache is not None:
+            await self._cache.close()
         # Not waited for: its thread may be inside a start that is being given up.
         self._thread.shutdown(wait=False)
         self._folder.cleanup()
@@ -103,10 +115,10 @@ class EngineProcess:
         with contextlib.suppress(ConfigError):
             starting.result().shutdown()
 
-    def _build(self) -> Any:
+    def _build(self, cache_events: str) -> Any:
         """Imports vLLM and starts it; takes from seconds to minutes."""
         try:
-            from vllm.config import KVTransferConfig
+            from vllm.config import KVEventsConfig, KVTransferConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -114,9 +126,11 @@ class EngineProcess:
             if current_platform.is_cpu():
                 check_cpu(self._config)
                 set_cpu_environment()
-            args = engine_args(self._config, self._epoch)
+            args = engine_args(self._config, self._epoch, cache_events)
             if isinstance(transfer := args.get("kv_transfer_config"), dict):
                 args["kv_transfer_config"] = KVTransferConfig(**transfer)
+            if isinstance(events := args["kv_events_config"], dict):
+                args["kv_events_config"] = KVEventsConfig(**events)
             vllm_config = AsyncEngineArgs(**args).create_engine_config()
             with self._lock:
                 if self._given_up:

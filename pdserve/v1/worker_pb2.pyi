@@ -81,6 +81,7 @@ class GetWorkerInfoResponse(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    TELLS_CACHE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its configured name."""
     epoch: _builtins.str
@@ -103,6 +104,8 @@ class GetWorkerInfoResponse(_message.Message):
     """Most prompt tokens that one step of its engine reads."""
     max_sequences: _builtins.int
     """Most sequences that its engine serves at once; others wait in it."""
+    tells_cache: _builtins.bool
+    """Whether it tells what its prefix cache holds."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """What it hosts."""
@@ -131,10 +134,11 @@ class GetWorkerInfoResponse(_message.Message):
         weights: _builtins.str = ...,
         chunk_tokens: _builtins.int = ...,
         max_sequences: _builtins.int = ...,
+        tells_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "max_sequences", b"max_sequences", "model", b"model", "roles", b"roles", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "max_sequences", b"max_sequences", "model", b"model", "roles", b"roles", "tells_cache", b"tells_cache", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -256,6 +260,66 @@ class EngineWork(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineWork: _TypeAlias = EngineWork  # noqa: Y015
+
+@_typing.final
+class WatchCacheRequest(_message.Message):
+    """Asks what the prefix cache holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchCacheRequest: _TypeAlias = WatchCacheRequest  # noqa: Y015
+
+@_typing.final
+class WatchCacheResponse(_message.Message):
+    """A change of the prefix cache, or a part of one: at most 4,096 blocks each.
+    A block is named by a hash of its tokens, of all before them and of the cache
+    salt: XXH3-64 over the block's tokens as little-endian uint32, with the name
+    of the block before it as the seed; before the first stands the XXH3-64 of
+    the salt in UTF-8. Blocks are of the fingerprint's block size.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ANEW_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """0 for the first message of a call, one more for each that follows."""
+    anew: _builtins.bool
+    """What was told before is void: a list of all blocks begins here."""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks that the cache has gained."""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks that it has lost."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        anew: _builtins.bool = ...,
+        added: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "anew", b"anew", "removed", b"removed", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchCacheResponse: _TypeAlias = WatchCacheResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

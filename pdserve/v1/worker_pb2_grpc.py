@@ -45,6 +45,11 @@ class WorkerServiceStub:
                 request_serializer=pdserve_dot_v1_dot_worker__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=pdserve_dot_v1_dot_worker__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchCache = channel.unary_stream(
+                '/pdserve.v1.WorkerService/WatchCache',
+                request_serializer=pdserve_dot_v1_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+                response_deserializer=pdserve_dot_v1_dot_worker__pb2.WatchCacheResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/pdserve.v1.WorkerService/Drain',
                 request_serializer=pdserve_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -71,6 +76,15 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCache(self, request, context):
+        """What the prefix cache holds, where GetWorkerInfo says that this is told:
+        all of it, then each change, at most one every 250 ms and none while
+        nothing changes. A reader that is slow is told fewer, larger ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Takes no new work and answers when all running work has ended, or the
         deadline passed. The process goes on; SIGTERM ends it.
@@ -91,6 +105,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=pdserve_dot_v1_dot_worker__pb2.WatchLoadRequest.FromString,
                     response_serializer=pdserve_dot_v1_dot_worker__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'WatchCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCache,
+                    request_deserializer=pdserve_dot_v1_dot_worker__pb2.WatchCacheRequest.FromString,
+                    response_serializer=pdserve_dot_v1_dot_worker__pb2.WatchCacheResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -153,6 +172,33 @@ class WorkerService:
             '/pdserve.v1.WorkerService/WatchLoad',
             pdserve_dot_v1_dot_worker__pb2.WatchLoadRequest.SerializeToString,
             pdserve_dot_v1_dot_worker__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pdserve.v1.WorkerService/WatchCache',
+            pdserve_dot_v1_dot_worker__pb2.WatchCacheRequest.SerializeToString,
+            pdserve_dot_v1_dot_worker__pb2.WatchCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,11 @@ class WorkerServiceStub:
     """The load now, then every 500 ms: a worker that is silent for 2 s gets
     nothing new, and some seconds later it is taken for lost.
     """
+    WatchCache: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchCacheRequest, _worker_pb2.WatchCacheResponse]
+    """What the prefix cache holds, where GetWorkerInfo says that this is told:
+    all of it, then each change, at most one every 250 ms and none while
+    nothing changes. A reader that is slow is told fewer, larger ones.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Takes no new work and answers when all running work has ended, or the
     deadline passed. The process goes on; SIGTERM ends it.
@@ -54,6 +59,11 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     WatchLoad: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """The load now, then every 500 ms: a worker that is silent for 2 s gets
     nothing new, and some seconds later it is taken for lost.
+    """
+    WatchCache: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchCacheRequest, _worker_pb2.WatchCacheResponse]  # type: ignore[assignment]
+    """What the prefix cache holds, where GetWorkerInfo says that this is told:
+    all of it, then each change, at most one every 250 ms and none while
+    nothing changes. A reader that is slow is told fewer, larger ones.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Takes no new work and answers when all running work has ended, or the
@@ -79,6 +89,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WatchLoadResponse], _abc.AsyncIterator[_worker_pb2.WatchLoadResponse]]:
         """The load now, then every 500 ms: a worker that is silent for 2 s gets
         nothing new, and some seconds later it is taken for lost.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchCache(
+        self,
+        request: _worker_pb2.WatchCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.WatchCacheResponse], _abc.AsyncIterator[_worker_pb2.WatchCacheResponse]]:
+        """What the prefix cache holds, where GetWorkerInfo says that this is told:
+        all of it, then each change, at most one every 250 ms and none while
+        nothing changes. A reader that is slow is told fewer, larger ones.
         """
 
     @_abc_1.abstractmethod

@@ -13,7 +13,7 @@ from pdserve.engine.base import Engine, StepStats
 from pdserve.engine.sim import SimEngine
 from tests.contract.engine_contract import EngineContract, Prompt
 
-FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005)
+FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005, kv_capacity_tokens=16_384)
 
 
 class TestSimEngine(EngineContract):

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from coordinator.worker_client import GrpcWorkerClient, PrefillCall
 from pdserve import models
+from pdserve.cached_blocks import CachedBlocks
 from pdserve.channel import channel
 from pdserve.engine.base import (
     Admitted,
@@ -59,21 +60,29 @@ class RemotePrefill:
         self._load = Load()
         self._news = asyncio.Event()
         self._calls: dict[KvDescriptor, PrefillCall] = {}
+        self.cached = CachedBlocks()
 
     async def start(self, listener: StepListener) -> None:
         """The worker runs already; `listener` hears nothing."""
         self._info = await self._client.info()
-        self._watcher = asyncio.create_task(self._watch())
+        parts = self._watch(), self._watch_cache()
+        self._watchers = [asyncio.create_task(part) for part in parts]
         await self._news.wait()
 
     async def close(self) -> None:
-        self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         await self._client.close()
 
     async def _watch(self) -> None:
         async for load in self._client.watch_load():
             self._load = load
             self._news.set()
+
+    async def _watch_cache(self) -> None:
+        async for change in self._client.watch_cache():
+            self.cached.add(change.added)
+            self.cached.remove(change.removed)
 
     @property
     def info(self) -> EngineInfo:
@@ -152,7 +161,8 @@ async def decode_engine(decode_steps: list[StepStats]) -> AsyncIterator[Engine]:
             folder,
             models.revision(folder),
             roles=frozenset({Role.DECODE}),
-            kv_cache_gib=0.5,
+            kv_cache_gib=0.125,
+            max_model_len=2_048,
             cores=str(max(os.sched_getaffinity(0))),
             enforce_eager=True,
             log_level="ERROR",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.sequence import Sequence
+from pdserve.cached_blocks import CacheChange
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.handle import digest
 from pdserve.types import (
@@ -99,12 +100,14 @@ class FakeWorker:
             transports=("nixl",),
             weights="bfloat16",
             version="0",
+            tells_cache=False,
             chunk_tokens=256,
             max_sequences=64,
         )
         self._info = replace(self._info, **info)
         self._load = Load()
         self._watchers: set[asyncio.Queue[Load | None]] = set()
+        self._cache_watchers: set[asyncio.Queue[CacheChange | None]] = set()
         self._sessions: set[FakeSession] = set()
         self._handles = 0
 
@@ -114,10 +117,17 @@ class FakeWorker:
         self._load = load
         self._tell(load)
 
+    def tell(self, change: CacheChange) -> None:
+        """Of what its prefix cache holds, to whoever listens."""
+        for news in self._cache_watchers:
+            news.put_nowait(change)
+
     def stop(self) -> None:
         """Dies: every stream breaks, and nothing is held any more."""
         self.up = False
         self._tell(None)
+        for news in self._cache_watchers:
+            news.put_nowait(None)
         for session in list(self._sessions):
             session.broken.set()
         self.leases.clear()
@@ -153,6 +163,17 @@ class FakeWorker:
                     load = await asyncio.wait_for(news.get(), HEARTBEAT_S)
         finally:
             self._watchers.discard(news)
+        raise _lost()
+
+    async def watch_cache(self) -> AsyncIterator[CacheChange]:
+        news: asyncio.Queue[CacheChange | None] = asyncio.Queue()
+        self._cache_watchers.add(news)
+        try:
+            yield CacheChange(True, (), ())
+            while (change := await news.get()) is not None:
+                yield change
+        finally:
+            self._cache_watchers.discard(news)
         raise _lost()
 
     async def drain(self, deadline_s: float) -> int:

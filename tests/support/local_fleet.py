@@ -141,6 +141,9 @@ class LocalWorker(GrpcWorkerClient):
     def WatchLoad(self, request: Any, **_: Any) -> LocalCall:
         return LocalCall(lambda _: self._service.WatchLoad(request, None))
 
+    def WatchCache(self, request: Any, **_: Any) -> LocalCall:
+        return LocalCall(lambda _: self._service.WatchCache(request, None))
+
     def Prefill(self, request: Any, **_: Any) -> LocalCall:
         return LocalCall(lambda _: self._reader.Prefill(request, None))
 

@@ -123,6 +123,7 @@ info = st.builds(
     version=text,
     chunk_tokens=uint32,
     max_sequences=uint32,
+    tells_cache=st.booleans(),
 )
 load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)
 failure = st.builds(Failure, st.sampled_from(ErrorReason), text, text)

@@ -11,8 +11,9 @@ import pytest
 from coordinator.fleet import RECONNECT_S
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import RETRY_S, Pair
-from coordinator.policy.prefix import PromptBlocks
+from coordinator.policy.prefix import AGES_TO_CONFIRM, PromptBlocks
 from coordinator.worker import SILENCE_S, SUSPICION_S
+from pdserve.cached_blocks import CacheChange
 from pdserve.config import ModelConfig
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import Load, Mode, Role, WorkerInfo
@@ -44,8 +45,11 @@ def ready(core: Core) -> tuple[list[str], list[str], set[tuple[str, str]]]:
 
 
 def cached(core: Core, text: str, salt: str = "") -> dict[str, int]:
-    token_ids = tuple(byte + 3 for byte in text.encode())
-    return core.fleet.cached_tokens(MODEL, PromptBlocks(token_ids, salt))
+    return core.fleet.cached_tokens(MODEL, blocks_of(text, salt))
+
+
+def blocks_of(text: str, salt: str = "") -> PromptBlocks:
+    return PromptBlocks(tuple(byte + 3 for byte in text.encode()), salt)
 
 
 # What a snapshot holds.
@@ -469,3 +473,33 @@ async def test_the_clients_are_closed_when_the_fleet_ends() -> None:
     async with running(*workers):
         pass
     assert all(worker.closed for worker in workers)
+
+
+# What a worker tells of its cache.
+
+
+@on_virtual_time
+async def test_a_worker_that_tells_is_believed_and_what_it_does_not_confirm_is_dropped() -> None:
+    worker = decode(tells_cache=True)
+    async with running(worker) as core:
+        await core.ask(LONG_TEXT)
+        assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}, "until it has told"
+        names = blocks_of(LONG_TEXT).chain(BLOCK_TOKENS)
+        worker.tell(CacheChange(False, names[:2], ()))
+        worker.tell(CacheChange(False, (), names[1:2]))
+        await asyncio.sleep(AGES_TO_CONFIRM * HEARTBEAT_S + 0.01)
+        assert cached(core, LONG_TEXT) == {"d": BLOCK_TOKENS}
+
+
+@on_virtual_time
+async def test_a_worker_that_tells_begins_anew_when_it_is_back() -> None:
+    worker = decode(tells_cache=True)
+    async with running(worker) as core:
+        worker.tell(CacheChange(False, blocks_of(LONG_TEXT).chain(BLOCK_TOKENS), ()))
+        await settle()
+        assert cached(core, LONG_TEXT) == {"d": 3 * BLOCK_TOKENS}
+        worker.stop()
+        await settle()
+        worker.up = True
+        await asyncio.sleep(RECONNECTED_S)
+        assert cached(core, LONG_TEXT) == {"d": 0}

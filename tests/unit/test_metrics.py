@@ -111,6 +111,31 @@ def test_an_answered_request_is_measured_by_route_and_arm() -> None:
         assert value("pdserve_tokens_total", {**by_mode, "kind": kind}) == tokens
 
 
+@pytest.mark.parametrize(
+    ("predicted", "true", "counted"),
+    [(64, 64, (64, 0, 0)), (64, 32, (32, 32, 0)), (0, 32, (0, 0, 32))],
+)
+def test_what_was_believed_of_a_cache_is_compared_with_what_it_saved(
+    predicted: int, true: int, counted: tuple[int, int, int]
+) -> None:
+    registry = CollectorRegistry()
+    record = finished(
+        model="tiny",
+        route=Route(Mode.COLOCATED, "", ""),
+        first_token=10.5,
+        usage=Usage(100, 3, true),
+        predicted_cached_tokens=predicted,
+    )
+    CoordinatorMetrics(registry).request_done(record, None, ended=12.0)
+    labels = {"model": "tiny", "mode": "colocated"}
+    assert counted == tuple(
+        registry.get_sample_value(
+            "pdserve_prefix_predicted_tokens_total", {**labels, "outcome": outcome}
+        )
+        for outcome in ("hit", "missed", "unforeseen")
+    )
+
+
 def test_a_request_that_failed_before_its_first_token_leaves_latencies_alone() -> None:
     registry = CollectorRegistry()
     record = finished(model="tiny", phases={"queue": 0.5})

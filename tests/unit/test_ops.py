@@ -325,6 +325,7 @@ async def test_gauges_are_read_when_asked_for() -> None:
             ("decode", "ready"),
         }
         assert samples(core, "pdserve_kv_pairs", "state", "transport") == {("proven", "nixl"): 1}
+        assert samples(core, "pdserve_prefix_index_blocks", "worker") == {("p",): 0, ("d",): 0}
         await first.aclose()
         await (await queued).aclose()
         assert samples(core, "pdserve_requests_running", "model") == {(MODEL,): 0}

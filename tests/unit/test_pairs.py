@@ -199,6 +199,7 @@ def worker(
         version="0",
         chunk_tokens=1,
         max_sequences=1,
+        tells_cache=False,
     )
 
 

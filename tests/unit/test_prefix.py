@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from coordinator.policy.prefix import CacheBelief, PrefixIndex, PromptBlocks
+from coordinator.policy.prefix import AGES_TO_CONFIRM, CacheBelief, PrefixIndex, PromptBlocks
 from pdserve.prefix import chain, extend, root
 
 SIZE = 32
@@ -117,9 +117,11 @@ def test_what_is_expected_bridges_the_time_until_it_is_told() -> None:
     cache = index.join(SIZE, 100 * SIZE)
     cache.expect(blocks())
     assert tokens(index, cache) == [4 * SIZE]
-    cache.apply([], [])  # made before the prompt was read
-    assert tokens(index, cache) == [4 * SIZE]
     cache.apply(told()[:3], [])
+    for _ in range(AGES_TO_CONFIRM - 1):
+        cache.grow_older()
+    assert tokens(index, cache) == [4 * SIZE]
+    cache.grow_older()
     assert tokens(index, cache) == [3 * SIZE], "the fourth was not confirmed"
 
 
@@ -128,8 +130,8 @@ def test_what_was_told_is_not_dropped_for_being_expected_again() -> None:
     cache = index.join(SIZE, 100 * SIZE)
     cache.apply(told(), [])
     cache.expect(blocks())
-    for _ in range(3):
-        cache.apply([], [])
+    for _ in range(AGES_TO_CONFIRM):
+        cache.grow_older()
     assert tokens(index, cache) == [4 * SIZE]
 
 

@@ -93,3 +93,15 @@ def test_the_prefix_cache_drops_what_was_used_longest_ago() -> None:
     assert cache.lookup(one, 33) == 32
     cache.insert(three)
     assert [cache.lookup(names, 33) for names in (one, two, three)] == [32, 0, 32]
+
+
+def test_a_full_prefix_cache_keeps_the_beginning_of_a_prompt_and_tells_what_it_dropped() -> None:
+    cache = PrefixCache(3 * BLOCK_SIZE)
+    first = chain(tuple(range(96)), "", BLOCK_SIZE)
+    second = chain(tuple(range(64)), "other", BLOCK_SIZE)
+    cache.insert(first)
+    cache.lookup(first, 97)
+    cache.insert(second)
+    assert cache.lookup(first, 97) == BLOCK_SIZE
+    held = [block in cache.told for block in first + second]
+    assert held == [True, False, False, True, True]

@@ -9,10 +9,13 @@ import pytest
 
 import pdserve
 from pdserve import convert, convert_worker
+from pdserve.prefix import chain
 from pdserve.types import Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
 from pdserve.v1.worker_pb2_grpc import WorkerServiceStub
 from tests.support.sim_worker import SessionClient, SimWorker, request, sim_worker
+
+PROMPT = tuple(range(1, 131))
 
 
 @pytest.fixture
@@ -40,6 +43,7 @@ async def test_info_says_who_the_worker_is(worker: SimWorker) -> None:
         version=pdserve.__version__,
         chunk_tokens=256,
         max_sequences=256,
+        tells_cache=True,
     )
 
 
@@ -60,6 +64,25 @@ async def test_load_comes_at_once_and_then_at_each_change(worker: SimWorker) -> 
     while load != Load(draining=True):
         load = convert_worker.load_from_proto(await call.read())
     call.cancel()
+
+
+async def test_the_cache_is_told_whole_and_then_each_change(worker: SimWorker) -> None:
+    session = SessionClient(worker.channel)
+    await session.start(1, request(PROMPT[:70], max_tokens=1))
+    await session.answer(1)
+    call = WorkerServiceStub(worker.channel).WatchCache(worker_pb2.WatchCacheRequest())
+    whole = await call.read()
+    first = chain(PROMPT[:70], "", 32)
+    assert (whole.sequence, whole.anew, set(whole.added)) == (0, True, set(first))
+    await session.start(2, request(PROMPT, max_tokens=1))
+    await session.answer(2)
+    change = await call.read()
+    longer = chain(PROMPT, "", 32)
+    assert (change.sequence, change.anew) == (1, False)
+    assert (set(change.added), list(change.removed)) == (set(longer) - set(first), [])
+    worker.engine.cached.close()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_drain_answers_when_running_work_has_ended(worker: SimWorker) -> None:
