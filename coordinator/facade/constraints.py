@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from coordinator.facade.regex_cost import MAX_AMBIGUITY, ambiguity
 from pdserve.structured import (
     Choice,
     Constraint,
@@ -14,6 +15,7 @@ from pdserve.structured import (
     StructuralTag,
 )
 
+_AMBIGUOUS = "free of repetitions of repetitions, which match one text in very many ways"
 MAX_CHARS = 64 * 1024
 MAX_NESTING = 64
 """As in vLLM: the work of compiling grows steeply with it. A structural tag may wrap that."""
@@ -33,7 +35,7 @@ def fault_of(constraint: Constraint) -> str | None:
                 return "at least one text, none of them empty"
             return _length(*texts)
         case Regex(text):
-            return _length(text) or ("free of NUL characters" if "\0" in text else None)
+            return _length(text) or _regex(text)
         case Grammar(text):
             return _length(text) or (None if text.strip() else "a grammar that is not empty")
 
@@ -54,10 +56,27 @@ def _json(text: str, max_nesting: int) -> str | None:
         return "a JSON object"
     level: list[object] = [value]
     for _ in range(max_nesting):
+        if fault := next(filter(None, map(_patterns, level)), None):
+            return fault
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return None
     return deep
+
+
+def _regex(text: str) -> str | None:
+    if "\0" in text:
+        return "free of NUL characters"
+    return None if ambiguity(text) <= MAX_AMBIGUITY else _AMBIGUOUS
+
+
+def _patterns(value: object) -> str | None:
+    """The fault of a regular expression in one object of a schema."""
+    if not isinstance(value, dict):
+        return None
+    named = value.get("patternProperties")
+    texts = [value.get("pattern"), *(named if isinstance(named, dict) else ())]
+    return next(filter(None, (_regex(text) for text in texts if isinstance(text, str))), None)
 
 
 def _inside(value: object) -> list[object]:

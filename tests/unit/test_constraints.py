@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from coordinator.facade.constraints import MAX_CHARS, fault_of
+from coordinator.facade.regex_cost import ambiguity
 from pdserve.structured import (
     Choice,
     Constraint,
@@ -14,6 +17,8 @@ from pdserve.structured import (
     Regex,
     StructuralTag,
 )
+
+AMBIGUOUS = "free of repetitions of repetitions, which match one text in very many ways"
 
 
 def nested(depth: int) -> str:
@@ -61,3 +66,39 @@ def test_good(constraint: Constraint) -> None:
 )
 def test_bad(constraint: Constraint, words: str) -> None:
     assert fault_of(constraint) == words
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", 1),
+        ("a+b*c?", 1),
+        ("(a+)+b", 1),
+        ("a{1000}", 1),
+        (r"(\w{32},){10}", 1),
+        ("a{1,9}b{2,3}", 9),
+        (r"(\d{1,3}\.){3}\d{1,3}", 9),
+        ("(.{1,8}){1,8}", 64),
+        ("(?:.{1,8}){1,8}", 64),
+        ("(.{1,8})*", 16),
+        ("(.{1,8}){3,}", 16),
+        ("((.{0,2}){0,3}){0,4}x", 24),
+        ("(a|(b{1,4}c)|d){1,5}", 20),
+        (r"(\({1,8}\)){1,2}", 16),
+        ("[(]{1,8}[)]{1,8}", 8),
+        ("(x{,9}){,2}", 18),
+        ("(.{1,8", 1),
+        ("a[b{1,8}", 1),
+        ("(((.{1,8}", 8),
+        ("a{1,8})){1,3}", 24),
+    ],
+)
+def test_ambiguity(pattern: str, expected: int) -> None:
+    assert ambiguity(pattern) == expected
+
+
+@pytest.mark.parametrize("part", ["(", "[", "[^", "(?P<", "{", "\\", "a{1,9}", "[\\]", "{1,"])
+def test_no_text_takes_long(part: str) -> None:
+    began = time.process_time()
+    ambiguity(part * (MAX_CHARS // len(part)))
+    assert time.process_time() - began < 5

@@ -23,6 +23,17 @@ from tests.support.http_facade import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+def deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"items": value}
+    return value
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": value}}
+
+
 @pytest.mark.parametrize(
     ("headers", "fields", "param"),
     [
@@ -43,6 +54,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         ({}, {"stream_options": {"include_usage": True}}, "stream_options"),
         ({}, {"unknown": 1}, "unknown"),
         ({}, {"n": 2}, "n"),
+        ({}, {"stop": ["a"] * 10_000}, "stop"),
+        ({}, {"stop_token_ids": [1] * 10_000}, "stop_token_ids"),
+        ({}, {"logit_bias": {str(10**30): 1}}, "logit_bias"),
+        ({}, {"logit_bias": {"1": -1e300}}, "logit_bias"),
+        ({}, {"logprobs": True, "top_logprobs": 10**30}, "top_logprobs"),
+        ({}, {"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({}, {"max_tokens": -(10**30)}, "max_tokens"),
+        ({}, {"structured_outputs": {"regex": "((.{1,99}){1,99}){1,99}"}}, "structured_outputs"),
+        ({}, {"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({}, {"structured_outputs": {"grammar": ""}}, "structured_outputs"),
+        ({}, {"response_format": schema({"pattern": "(.{1,99}){1,99}"})}, "response_format"),
+        ({}, {"response_format": schema(deep(65))}, "response_format"),
     ],
 )
 async def test_bad_requests(
@@ -62,6 +85,8 @@ async def test_bad_requests(
         (b"", "application/json"),
         (b'{"model":"\xff"}', "application/json"),
         (b"[" * 10_000, "application/json"),
+        (b'{"model":"tiny","prompt":"a","temperature":NaN}', "application/json"),
+        (b'{"model":"tiny","prompt":"a","stop":"\\ud800"}', "application/json"),
         (json.dumps(COMPLETION).encode(), "text/plain"),
         (json.dumps(COMPLETION).encode(), "application/x-www-form-urlencoded"),
         (json.dumps(COMPLETION).encode(), ""),
