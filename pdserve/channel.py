@@ -18,11 +18,12 @@ KEEPALIVE_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 PEER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Of a worker's server: a coordinator that was stopped, or lost its network, keeps its
-    # connections, and what it asked for is to be freed within two seconds. gRPC answers pings on
-    # threads of its own, so that a coordinator which is merely busy is not taken for dead.
-    ("grpc.keepalive_time_ms", 500),
-    ("grpc.keepalive_timeout_ms", 1_250),
-    ("grpc.http2.ping_timeout_ms", 1_250),
+    # connections, and what it asked for is to be freed. gRPC answers pings on threads of its own,
+    # so that a coordinator which is merely busy is not taken for dead; but where two real engines
+    # load their models on two cores, an answer was seen to take more than 1.25 s.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

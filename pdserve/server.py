@@ -48,8 +48,8 @@ class GrpcServer:
         self, listen: Listen, key: str | None = None, *, serves_peers: bool = False
     ) -> None:
         """Binds the port. Calls must carry the fleet key, where one is given; `serves_peers`
-        says that they come from the fleet's own processes, of which a dead one is noticed
-        within two seconds.
+        says that they come from the fleet's own processes, of which one that stands still is
+        noticed within five seconds.
 
         Raises ConfigError when the address cannot be had. Needs a running event loop.
         """
