@@ -39,7 +39,7 @@ def new(
     """Makes a key, adds its hash to the keys file, and prints the key: it is shown only once."""
     from cli.failure import CliError
     from coordinator.gateway.keys import new_key
-    from coordinator.policy.priority import Priority
+    from coordinator.policy.ticket import Priority
 
     try:
         plain, entry = new_key(

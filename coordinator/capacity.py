@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
+from coordinator.policy.estimate import Estimates
 from coordinator.policy.ticket import Capacity, Pool
 from coordinator.worker import Worker
 from pdserve.types import Mode, Role
 
+FRESH_S = 0.05
+"""What was summed up serves for so long: workers report less often, and there may be hundreds."""
 
-def capacity(fleet: Fleet, model: ServedModel) -> Capacity:
-    serving = fleet.serving(model.config.name)
-    sequences = free_kv_tokens = 0
-    for worker in serving:
-        if worker.info is not None and worker.writes:
+
+class FleetCapacity:
+    """Of one model; `now` is a monotonic clock, in seconds."""
+
+    def __init__(self, fleet: Fleet, model: ServedModel, now: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._model = model
+        self._readers = _readers(model)
+        self._now = now
+        self._known = Capacity()
+        self._stale_at = now()
+
+    def __call__(self) -> Capacity:
+        now = self._now()
+        if now >= self._stale_at:
+            self._known = self._sum_up()
+            self._stale_at = now + FRESH_S
+        return self._known
+
+    def _sum_up(self) -> Capacity:
+        name = self._model.config.name
+        serving = self._fleet.serving(name)
+        estimates = self._fleet.estimators[name].estimates
+        writers = [worker for worker in serving if worker.writes]
+        sequences = free_kv_tokens = 0
+        for worker in writers:
+            assert worker.info is not None
             sequences += worker.info.max_sequences
             free_kv_tokens += round(worker.info.kv_capacity_tokens * (1 - worker.load.kv_usage))
-    pools = {
-        Role.PREFILL: _pool([worker for worker in serving if worker.reads]),
-        Role.DECODE: _pool([worker for worker in serving if worker.writes]),
-    }
-    readers = _readers(model)
-    return Capacity(
-        sequences,
-        free_kv_tokens,
-        {role: pool for role, pool in pools.items() if role in readers and pool.workers},
-    )
+        pools: dict[Role, Pool] = {}
+        for role in self._readers:
+            readers = writers if role is Role.DECODE else [w for w in serving if w.reads]
+            if readers:
+                pools[role] = _pool(readers, estimates)
+        return Capacity(sequences, free_kv_tokens, pools)
 
 
 def _readers(model: ServedModel) -> tuple[Role, ...]:
@@ -38,6 +61,13 @@ def _readers(model: ServedModel) -> tuple[Role, ...]:
     return (Role.PREFILL, Role.DECODE)
 
 
-def _pool(workers: list[Worker]) -> Pool:
-    chunks = [worker.info.chunk_tokens for worker in workers if worker.info is not None]
-    return Pool(len(chunks), sum(chunks))
+def _pool(workers: list[Worker], estimates: Estimates) -> Pool:
+    chunk_tokens = 0
+    tokens_per_s = 0.0
+    for worker in workers:
+        assert worker.info is not None
+        chunk = worker.info.chunk_tokens
+        timings = estimates.of(worker.pool)
+        chunk_tokens += chunk
+        tokens_per_s += chunk / (timings.step_s + timings.token_s * chunk)
+    return Pool(len(workers), chunk_tokens, tokens_per_s)

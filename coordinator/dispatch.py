@@ -20,6 +20,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.observer import Observer
 from coordinator.policy.choose import choose
+from coordinator.policy.forecast import Forecast
 from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import RequestFacts
 from coordinator.policy.ticket import Work
@@ -116,17 +117,18 @@ class Dispatcher:
         request: EngineRequest,
         prompt: PromptBlocks,
     ) -> Work:
-        """What the request waits for: the pool that would read its prompt, were it its turn now.
+        """What the request waits for, as it would be were it its turn now: the pool that would
+        read its prompt, and how long that would take.
 
         Raises RejectedError where nobody would: then there is nothing to wait for.
         """
-        reader = Role.DECODE
-        if spec.mode is not None or model.may_disaggregate:
-            facts = self._facts(spec, model, len(request.token_ids), prompt)
-            plan = choose(self._fleet.snapshot(spec.model), model.policy, facts)
-            reader = Role.DECODE if plan.prefill is None else Role.PREFILL
+        facts = self._facts(spec, model, len(request.token_ids), prompt)
+        snapshot = self._fleet.snapshot(spec.model)
+        plan = choose(snapshot, model.policy, facts)
+        reader = Role.DECODE if plan.prefill is None else Role.PREFILL
+        own_s = Forecast(snapshot.estimates, model.policy, facts).of(plan, snapshot).start_s
         assert request.sampling.max_tokens is not None
-        return Work(len(request.token_ids), request.sampling.max_tokens, reader)
+        return Work(len(request.token_ids), request.sampling.max_tokens, reader, own_s)
 
     def _context_length(self, model: ServedModel) -> int:
         served = self._fleet.context_length(model.config.name)

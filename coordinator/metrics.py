@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason
 

@@ -17,7 +17,7 @@ from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.estimate import Estimates
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode, Role
 

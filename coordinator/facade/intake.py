@@ -20,7 +20,7 @@ from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import Limits, ParamNames, validate
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import FinishReason, GenerateSpec, PositionLogprobs, Usage

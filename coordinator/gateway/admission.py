@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from coordinator.policy.admission import AdmissionQueue
-from coordinator.policy.priority import Priority
-from coordinator.policy.ticket import Asked, Capacity, Limits, State, Ticket, Work
+from coordinator.policy.ticket import Asked, Capacity, Limits, Priority, State, Ticket, Work
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
 LOOK_S = 0.25
@@ -36,8 +35,8 @@ class Permit:
     async def admit(self, work: Work) -> None:
         """Waits for its turn to go to a worker; to be called once. Cancelling the wait is well.
 
-        Raises RejectedError QUEUE_FULL or OVERLOADED at once, and OVERLOADED or
-        DEADLINE_EXCEEDED when its wait has become too long.
+        Raises RejectedError QUEUE_FULL or OVERLOADED at once, and DEADLINE_EXCEEDED when its
+        turn would come too late for its deadline.
         """
         await self._admission.admit(self._ticket, work)
 
@@ -124,13 +123,16 @@ class Admission:
         self._let_in()
 
     async def _wait(self, ticket: Ticket, turn: asyncio.Future[None]) -> None:
+        wait_s = None if ticket.asked.deadline is None else ticket.latest - self._now()
         try:
-            async with asyncio.timeout(ticket.latest - self._now()):
+            async with asyncio.timeout(wait_s):
                 await turn
         except TimeoutError:
             if ticket.state is State.READING:  # let in in the same instant
                 return
-            raise _given_up(ticket) from None
+            raise RejectedError(
+                ErrorReason.DEADLINE_EXCEEDED, "the deadline passed while the request was queued"
+            ) from None
 
     def _let_in(self) -> None:
         if not self._queue.queued:
@@ -145,13 +147,3 @@ class Admission:
     def _look_again(self) -> None:
         self._look = None
         self._let_in()
-
-
-def _given_up(ticket: Ticket) -> RejectedError:
-    if ticket.asked.deadline is not None:
-        return RejectedError(
-            ErrorReason.DEADLINE_EXCEEDED, "the deadline passed while the request was queued"
-        )
-    return RejectedError(
-        ErrorReason.OVERLOADED, "the request was queued for too long; retry later", retry_after_s=1
-    )

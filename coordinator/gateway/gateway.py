@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 
-from coordinator.capacity import capacity
+from coordinator.capacity import FleetCapacity
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
 from coordinator.gateway.admission import Admission, Permit
 from coordinator.gateway.keys import Caller, KeyRing
 from coordinator.gateway.limits import RateLimiter
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.policy.priority import lower, priority_of
-from coordinator.policy.ticket import Asked, Limits
+from coordinator.policy.ticket import Asked, Limits, lower, priority_of
 from coordinator.prompts import num_chars
 from pdserve.config import GatewayConfig, Listen
 from pdserve.errors import ConfigError
@@ -38,7 +36,7 @@ class Gateway:
         self.admissions: Mapping[str, Admission] = {
             name: Admission(
                 Limits(config.max_running, config.max_queued, model.config.max_ttft_s),
-                partial(capacity, fleet, model),
+                FleetCapacity(fleet, model, time.monotonic),
                 metrics.admission(name),
                 time.monotonic,
             )

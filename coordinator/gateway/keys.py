@@ -14,7 +14,7 @@ import yaml
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 
 _PREFIX = "pd-"

@@ -3,19 +3,20 @@
 Order is that of a fair queue: classes by priority, in each the tenants, in each of these
 prompts by size, and of one size those first that must begin first. What is let in at once is
 what the workers can hold and are about to read, so that others wait here, in this order, and
-not in the workers, in order of arrival. A wait is predicted from the tokens that go before and
-the rate at which the queue has moved.
+not in the workers, in order of arrival. A wait is predicted from what goes before, the rate at
+which the queue has moved, and that at which requests have ended. Whoever got a place keeps it:
+a refusal that comes late helps nobody.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import islice
 
 from coordinator.policy.fair_queue import FairQueue, Share
-from coordinator.policy.pace import OwnTime, Pace, size_of
-from coordinator.policy.priority import Priority
-from coordinator.policy.ticket import Asked, Capacity, Limits, Pool, State, Ticket, Work
+from coordinator.policy.pace import Pace
+from coordinator.policy.ticket import Asked, Capacity, Limits, Pool, Priority, State, Ticket, Work
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Role
 
@@ -56,8 +57,15 @@ class AdmissionQueue:
         self._reading_kv = 0
         self._answer_tokens = 0.0
         self._chars_per_token = _CHARS_PER_TOKEN
-        self.running = 0
+        # Until the first has ended, one is about to (Laplace's rule of succession).
+        self._turnover = Pace(done=1.0)
+        self._in: dict[Ticket, None] = {}  # in order of their turns
+        self._now = 0.0
+
+    @property
+    def running(self) -> int:
         """Requests that were let in and have not left."""
+        return len(self._in)
 
     @property
     def queued(self) -> int:
@@ -76,8 +84,7 @@ class AdmissionQueue:
     def wait_s(self, capacity: Capacity) -> float:
         """Predicted for whoever would go behind all others, in the slower lane."""
         return max(
-            lane.wait_s(lane.queue.tokens, capacity.pool(role))
-            for role, lane in self._lanes.items()
+            self._wait_s(role, lane.queue.tokens, capacity) for role, lane in self._lanes.items()
         )
 
     def arrive(self, asked: Asked, now: float, capacity: Capacity) -> Ticket:
@@ -109,7 +116,7 @@ class AdmissionQueue:
         ticket.work = work
         ticket.queued = now
         ticket.kv_tokens = work.prompt_tokens + self._answer(work)
-        ticket.latest = self._latest(asked, self._own_s(work))
+        ticket.latest = self._latest(asked, work.own_s)
         if len(lane.queue) or not self._fits(ticket, capacity):
             if self.queued >= self._limits.max_queued:
                 raise self._full(capacity)
@@ -130,7 +137,7 @@ class AdmissionQueue:
             lane.let_in(ticket, capacity.pool(ticket.work.reader), waited=now > ticket.queued)
             self._forget_wait(ticket.asked)
             self._reading_kv += ticket.kv_tokens
-            self.running += 1
+            self._in[ticket] = None
             ticket.admitted = now
             ticket.state = State.READING
             let_in.append(ticket)
@@ -141,8 +148,6 @@ class AdmissionQueue:
         if ticket.state is State.READING:
             self._go_on(now)
             self._end_reading(ticket)
-            work = ticket.work
-            self._lanes[work.reader].own.learn(work.prompt_tokens, now - ticket.admitted)
             ticket.state = State.WRITING
 
     def leave(self, ticket: Ticket, now: float, answer_tokens: int | None = None) -> None:
@@ -162,16 +167,22 @@ class AdmissionQueue:
                 self._forget_wait(ticket.asked)
             case State.READING:
                 self._end_reading(ticket)
-                self.running -= 1
+                self._give_seat_back(ticket)
             case State.WRITING:
-                self.running -= 1
+                self._give_seat_back(ticket)
                 self._settle(ticket, answer_tokens)
             case State.GONE:
                 pass
 
     def _go_on(self, now: float) -> None:
         for lane in self._lanes.values():
-            lane.pace.go_on(now, waiting=len(lane.queue) > 0)
+            lane.pace.go_on(now, at_it=1.0 if len(lane.queue) else 0.0)
+        self._turnover.go_on(now, at_it=self.running)
+        self._now = now
+
+    def _give_seat_back(self, ticket: Ticket) -> None:
+        del self._in[ticket]
+        self._turnover.add(1.0)
 
     def _end_reading(self, ticket: Ticket) -> None:
         self._lanes[ticket.work.reader].end_reading(ticket)
@@ -200,13 +211,8 @@ class AdmissionQueue:
         if not self._waiting[asked.priority, asked.tenant]:
             del self._waiting[asked.priority, asked.tenant]
 
-    def _own_s(self, work: Work) -> float:
-        if work.own_s is not None:
-            return work.own_s
-        return self._lanes[work.reader].own.of(work.prompt_tokens)
-
     def _latest(self, asked: Asked, own_s: float) -> float:
-        """When it must be let in. A prompt that takes long by itself is not refused for that."""
+        """When its turn must come. A prompt that takes long by itself is not refused for that."""
         if asked.deadline is not None:
             return asked.deadline - own_s
         bound = self._limits.max_ttft_s
@@ -214,11 +220,29 @@ class AdmissionQueue:
 
     def _late_s(self, asked: Asked, work: Work, now: float, capacity: Capacity) -> float:
         """By how much too long it would wait, at most 0 where it would be in time."""
-        lane = self._lanes[work.reader]
-        ahead = lane.queue.ahead(_path(asked, work.prompt_tokens))
-        wait_s = lane.wait_s(ahead, capacity.pool(work.reader))
-        left_s = self._latest(asked, self._own_s(work)) - now
+        ahead = self._lanes[work.reader].queue.ahead(_path(asked, work.prompt_tokens))
+        wait_s = self._wait_s(work.reader, ahead, capacity)
+        left_s = self._latest(asked, work.own_s) - now
         return wait_s - MARGIN * left_s if wait_s else 0.0
+
+    def _wait_s(self, reader: Role, ahead: float, capacity: Capacity) -> float:
+        """Predicted for a request behind so many tokens: until they are read, or until there are
+        seats for those whose they are, and one more."""
+        lane = self._lanes[reader]
+        lacking = 1 - self._free_seats(capacity)
+        if lane.queue.tokens:
+            lacking += len(lane.queue) * ahead / lane.queue.tokens
+        return max(lane.wait_s(ahead, capacity.pool(reader)), self._seat_s(lacking, capacity))
+
+    def _seat_s(self, lacking: float, capacity: Capacity) -> float:
+        """Until so many seats more are free: as they come free on the average, and not before
+        those that have been there for longest may be expected to leave."""
+        if lacking <= 0 or not self._in:
+            return 0.0
+        stay_s = self._turnover.seconds(1)
+        index = min(math.ceil(lacking), len(self._in)) - 1
+        leaves = next(islice(self._in, index, None)).admitted + stay_s
+        return max(lacking * stay_s / self._seats(capacity), leaves - self._now)
 
     def _require_place(self, asked: Asked, waiting: int, capacity: Capacity) -> None:
         free = self._free_seats(capacity)
@@ -276,7 +300,6 @@ class _Lane:
     def __init__(self) -> None:
         self.queue: FairQueue[Ticket] = FairQueue()
         self.pace = Pace()
-        self.own = OwnTime(LEARN)
         self.reading = 0
         self.window_tokens = 0
 
@@ -292,19 +315,29 @@ class _Lane:
         self.window_tokens += ticket.window_tokens
         self.reading += 1
         if waited:
-            self.pace.moved(ticket.work.prompt_tokens / max(1, pool.workers))
+            self.pace.add(ticket.work.prompt_tokens / max(1, pool.workers))
 
     def end_reading(self, ticket: Ticket) -> None:
         self.window_tokens -= ticket.window_tokens
         self.reading -= 1
 
     def wait_s(self, tokens: float, pool: Pool) -> float:
-        return self.pace.seconds(tokens / max(1, pool.workers))
+        workers = max(1, pool.workers)
+        return self.pace.seconds(tokens / workers, pool.tokens_per_s / workers)
 
 
 def _counted(prompt_tokens: int, pool: Pool) -> int:
     """One prompt keeps one worker busy, however long it is, and leaves it room for another."""
     return min(prompt_tokens, WINDOW_STEPS * pool.chunk_tokens // (2 * max(1, pool.workers)))
+
+
+def size_of(prompt_tokens: int) -> int:
+    """Prompts of one size are within a factor of four of each other, or below 512 tokens.
+
+    They form a line of their own, so that long ones do not hold short ones up, nor the other
+    way round.
+    """
+    return max(0, prompt_tokens.bit_length() - 8) // 2
 
 
 def _path(asked: Asked, prompt_tokens: int) -> tuple[Share, ...]:

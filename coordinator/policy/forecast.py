@@ -10,7 +10,7 @@ from math import ceil
 from typing import NamedTuple
 
 from coordinator.policy.estimate import Estimates
-from coordinator.policy.snapshot import ModelPolicy, RequestFacts, WorkerView
+from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
 
 LEAST_SLACK = 0.25
 """Part of the inter-token target that running answers are always said to have left."""
@@ -72,6 +72,14 @@ class Forecast:
         start_s += step_s + self._room_s(decode, step_s)
         cost = self._waiting(start_s) + reading.harm + self._writing(decode, step_s)
         return Route(start_s, reading, cost)
+
+    def of(self, plan: Plan, snapshot: Snapshot) -> Route:
+        """The route of a plan that was made on this snapshot."""
+        decode = next(view for view in snapshot.decode if view.worker_id == plan.decode)
+        if plan.prefill is None:
+            return self.colocated(decode)
+        prefill = next(view for view in snapshot.prefill if view.worker_id == plan.prefill)
+        return self.disaggregated(prefill, decode)
 
     def handing_over(self, prefill: WorkerView) -> float:
         """What it costs to have the prompt read there for a decode worker elsewhere."""

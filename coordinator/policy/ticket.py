@@ -5,17 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from coordinator.policy.fair_queue import Place
-from coordinator.policy.priority import Priority
 from pdserve.types import Role
+
+
+class Priority(StrEnum):
+    """Who goes first where some must wait."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @property
+    def weight(self) -> float:
+        """Its part of what is read while others wait: even the lowest is never starved."""
+        return _WEIGHTS[self]
+
+
+_WEIGHTS = {Priority.HIGH: 16.0, Priority.NORMAL: 4.0, Priority.LOW: 1.0}
+
+
+def lower(one: Priority, other: Priority) -> Priority:
+    return min(one, other, key=lambda priority: priority.weight)
+
+
+def priority_of(number: int) -> Priority:
+    """The class of a request's `priority`, which is the lower the sooner, as in vLLM."""
+    if number == 0:
+        return Priority.NORMAL
+    return Priority.HIGH if number < 0 else Priority.LOW
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_running` of None leaves it to what the fleet holds. `max_ttft_s` is how long a
-    request without a deadline may take to its first token, as far as its wait decides that."""
+    """`max_running` of None leaves it to what the fleet holds. `max_ttft_s` is how long it may be
+    predicted to take to the first token of a request without a deadline."""
 
     max_running: int | None
     max_queued: int
@@ -24,10 +50,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Workers that read prompts, and the prompt tokens that one step of all of them reads."""
+    """Workers that read prompts, and all together the prompt tokens that they read in a step,
+    and are expected to read in a second that they do nothing else; 0 where that is unknown."""
 
     workers: int = 0
     chunk_tokens: int = 0
+    tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +96,13 @@ class Work:
     """What it asks for, known once it is tokenised.
 
     `reader` is the pool that is to read the prompt, as far as can be told before its turn.
-    `own_s` is how long its first token takes without a wait; None leaves that to what was
-    seen of others.
+    `own_s` is how long its first token is expected to take from its turn on.
     """
 
     prompt_tokens: int
     max_tokens: int
     reader: Role
-    own_s: float | None = None
+    own_s: float = 0.0
 
 
 class State(Enum):
@@ -90,8 +117,8 @@ class State(Enum):
 class Ticket:
     """One request, from its arrival until it leaves; changed by `AdmissionQueue` alone.
 
-    `latest` is when it is given up, if it still waits then. Places and counts are kept here
-    so that whatever was taken is what is given back.
+    `latest` is when its turn must come, for its first token to be in time. Places and counts
+    are kept here so that whatever was taken is what is given back.
     """
 
     asked: Asked

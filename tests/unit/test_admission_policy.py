@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.policy.admission import AdmissionQueue
-from coordinator.policy.pace import OwnTime, Pace, size_of
-from coordinator.policy.priority import Priority, priority_of
-from coordinator.policy.ticket import Asked, Capacity, Limits, Pool, Ticket, Work
+from coordinator.policy.admission import AdmissionQueue, size_of
+from coordinator.policy.pace import Pace
+from coordinator.policy.ticket import (
+    Asked,
+    Capacity,
+    Limits,
+    Pool,
+    Priority,
+    Ticket,
+    Work,
+    priority_of,
+)
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Role
 
@@ -58,7 +66,7 @@ class Model:
         *,
         answer: int = 0,
         reader: Role = DECODE,
-        own_s: float | None = None,
+        own_s: float = 0.0,
         **asked: object,
     ) -> Ticket:
         ticket = self.arrive(**asked)  # type: ignore[arg-type]
@@ -345,6 +353,34 @@ def test_what_it_takes_by_itself_is_part_of_a_deadline() -> None:
     model.refusal(tokens=450, deadline=model.now + 20, own_s=10)  # 9 s > 0.8 * 10 s
 
 
+def test_a_seat_is_waited_for_as_long_as_those_there_may_be_expected_to_stay() -> None:
+    model = Model(capacity=Capacity(2, 10**9, {DECODE: Pool(1, 10**6)}))
+    tickets = [model.ask(), model.ask()]
+    model.now = 4.0
+    # In 7.25 s of theirs, with a memory of 20 s, one is taken to have ended, which has become
+    # 0.82: they stay for 8.86 s. One leaves every 4.43 s, but the first in no less than 4.86 s.
+    refusal = model.refusal(deadline=model.now + 6.0)  # 4.86 s > 0.8 * 6 s
+    assert refusal.reason is ErrorReason.OVERLOADED
+    waits = model.ask("waits", deadline=model.now + 6.2)
+    until_both_left = model.queue.wait_s(model.capacity)
+    assert until_both_left == pytest.approx(8.86, abs=0.01)
+    for ticket in (*tickets, waits):
+        model.end(ticket)
+    model.ask("has a seat", deadline=model.now + 0.1)
+    assert model.let_in[-2:] == ["waits", "has a seat"]
+
+
+def test_a_fleet_that_was_not_measured_is_taken_to_read_as_fast_as_is_expected() -> None:
+    model = Model(
+        max_running=1, capacity=Capacity(10, 10**9, {DECODE: Pool(2, 10**6, tokens_per_s=100.0)})
+    )
+    model.ask(tokens=1)
+    model.ask(tokens=450)
+    model.ask(tokens=450, deadline=6.0)  # 4.5 s of wait <= 0.8 * 6 s
+    refusal = model.refusal(tokens=450, deadline=11.0)  # 9 s > 0.8 * 11 s
+    assert refusal.retry_after_s == 1  # the least
+
+
 def test_a_light_tenant_is_not_refused_for_a_heavy_one() -> None:
     model = Model(max_running=1, max_ttft_s=10)
     model.paced(tokens=100)
@@ -416,33 +452,33 @@ def test_answers_are_charged_to_their_tenant() -> None:
 # What is learned.
 
 
-def test_pace_counts_only_the_time_in_which_some_wait() -> None:
+def test_pace_counts_only_the_time_in_which_some_are_at_it() -> None:
     pace = Pace()
     assert pace.seconds(100) == 0
-    pace.go_on(10.0, waiting=False)
-    pace.go_on(12.0, waiting=True)
-    pace.moved(200)
+    pace.go_on(10.0, at_it=0)
+    pace.go_on(12.0, at_it=1)
+    pace.add(200)
     # Two seconds, with a memory of 20: 20 * (1 - exp(-0.1)) = 1.903
     assert pace.seconds(100) == pytest.approx(1.903 / 2, abs=1e-3)
-    pace.go_on(1_000.0, waiting=False)
+    pace.go_on(1_000.0, at_it=0)
     assert pace.seconds(100) == pytest.approx(1.903 / 2, abs=1e-3)
 
 
 def test_pace_forgets() -> None:
     pace = Pace()
     for second in range(1, 200):
-        pace.go_on(float(second), waiting=True)
-        pace.moved(100 if second < 100 else 50)
+        pace.go_on(float(second), at_it=1)
+        pace.add(100 if second < 100 else 50)
     assert pace.seconds(50) == pytest.approx(1, rel=0.05)
 
 
-def test_own_time_is_that_of_the_size_or_of_the_next_smaller() -> None:
-    own = OwnTime(learn=0.5)
-    assert own.of(100) == 0
-    own.learn(100, 1.0)
-    own.learn(200, 2.0)
-    own.learn(5_000, 9.0)
-    assert [own.of(tokens) for tokens in (1, 1_000, 3_000, 100_000)] == [1.5, 1.5, 9.0, 9.0]
+def test_what_is_expected_counts_as_one_second() -> None:
+    pace = Pace()
+    assert pace.seconds(100, expected=50) == 2
+    pace.go_on(2.0, at_it=1)
+    pace.add(400)
+    # 400 in 1.903 s, and 50 in one.
+    assert pace.seconds(100, expected=50) == pytest.approx(100 * 2.903 / 450, abs=1e-3)
 
 
 @pytest.mark.parametrize(

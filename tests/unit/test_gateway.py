@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.gateway.keys import Caller, KeyRing
-from coordinator.policy.priority import Priority
-from coordinator.policy.ticket import Work
+from coordinator.policy.ticket import Priority, Work
 from pdserve.config import GatewayConfig
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import GenerateSpec, Role, SamplingParams, TextPrompt

@@ -7,7 +7,7 @@ import yaml
 
 from coordinator.gateway.gateway import require_keys
 from coordinator.gateway.keys import Caller, KeyEntry, KeyRing, new_key
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from pdserve.config import GatewayConfig, Listen
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 

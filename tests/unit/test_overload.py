@@ -28,9 +28,8 @@ TARGET_S = 4.0
 """To the first token."""
 
 REFUSED_WITHIN_S = 0.05
-LOAD_S = 45.0
-WARM_S = 20.0
-"""Until then the pace is not known: the first answers have not ended."""
+LOAD_S = 20.0
+"""Of a fleet that has served nothing before."""
 SIM = SimConfig(
     prefill_token_s=0.001, decode_step_s=0.02, decode_sequence_s=0.0005, max_num_seqs=16
 )
@@ -39,13 +38,12 @@ REFUSALS = {ErrorReason.OVERLOADED, ErrorReason.QUEUE_FULL}
 
 @dataclass
 class Outcome:
-    """`late_s` are the times of refusals once the fleet is warm, `busy_s` the processor's."""
+    """`refused_s` are the times that refusals took, `busy_s` those of the processor."""
 
-    warm: float = 0.0
     in_time: int = 0
     too_late: int = 0
     reasons: Counter[ErrorReason] = field(default_factory=Counter)
-    late_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
 
     @property
@@ -71,9 +69,8 @@ async def client(fleet: LocalFleet, load: Load, rng: random.Random, outcome: Out
         _, record = await fleet.ask_recorded(prompt=TextPrompt(text), sampling=sampling)
     except PdserveError as error:
         outcome.reasons[error.reason] += 1
-        if began > outcome.warm:
-            outcome.late_s.append(time.monotonic() - began)
-            outcome.busy_s.append(time.thread_time() - busy)
+        outcome.refused_s.append(time.monotonic() - began)
+        outcome.busy_s.append(time.thread_time() - busy)
         assert error.retry_after_s is not None
         return
     assert record.first_token is not None
@@ -89,7 +86,6 @@ async def offered(load: Load, seed: int) -> Outcome:
     workers = [LocalWorker(f"d{i}", Role.DECODE, sim=SIM) for i in range(2)]
     async with local_fleet(*workers, max_ttft_s=TARGET_S) as fleet:
         end = time.monotonic() + LOAD_S
-        outcome.warm = time.monotonic() + WARM_S
         async with asyncio.TaskGroup() as clients:
             while time.monotonic() < end:
                 clients.create_task(client(fleet, load, rng, outcome))
@@ -131,14 +127,12 @@ def test_at_three_times_saturation_goodput_holds(
     def at(per_s: float) -> Outcome:
         return run(offered(Load(per_s, prompts, answer_tokens), seed=7))
 
-    best = max(at(saturation_per_s * part).goodput for part in (0.8, 1.0, 2.0))
+    best = max(at(saturation_per_s * part).goodput for part in (1.0, 2.0))
     over = at(3 * saturation_per_s)
     assert over.goodput >= 0.9 * best
     assert set(over.reasons) <= REFUSALS
     assert over.reasons.total() > 0.3 * over.in_time  # else it was not overloaded
     # At once, by the clock of the coordinator; and by its processor, whatever else runs here.
-    # Those whose wait came out longer than was predicted are given up late: they are few.
-    at_once = [s for s in over.late_s if s <= REFUSED_WITHIN_S]
-
-    assert len(at_once) >= 0.8 * len(over.late_s)
+    at_once = [s for s in over.refused_s if s <= REFUSED_WITHIN_S]
+    assert len(at_once) >= 0.99 * len(over.refused_s)
     assert statistics.median(over.busy_s) < REFUSED_WITHIN_S

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from coordinator.gateway.keys import KeyRing, new_key
-from coordinator.policy.priority import Priority
+from coordinator.policy.ticket import Priority
 from pdserve.config import ModelConfig
 from tests.support.fake_dispatch import MODEL, served
 from tests.support.http_facade import (
