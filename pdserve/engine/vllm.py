@@ -16,12 +16,14 @@ from pdserve.cached_blocks import CachedBlocks
 from pdserve.engine import vllm_process
 from pdserve.engine.base import Admitted, EngineInfo, EngineLoad, Prefilled, StepListener
 from pdserve.engine.kv import grpc, nixl
+from pdserve.engine.replayed import Replayed
 from pdserve.engine.vllm_args import VllmEngineConfig, grpc_config
 from pdserve.engine.vllm_cache import CacheFollower
-from pdserve.engine.vllm_sampling import logprobs_of, to_vllm
+from pdserve.engine.vllm_sampling import KV_PARAMS, REPLAY, logprobs_of, to_vllm
 from pdserve.engine.vllm_stats import StepRecorder
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.prefix import chain
+from pdserve.replay import Replay
 from pdserve.types import (
     Delta,
     EngineRequest,
@@ -88,15 +90,17 @@ class VllmEngine:
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
         reason = ErrorReason.DECODE_FAILED
+        extra: dict[str, Any] = {}
         if request.replay is not None:
-            raise DecodeError(reason, "this engine cannot replay the beginning of an answer")
-        params = None
+            extra[REPLAY] = self._to_replay(request.replay)
+        replayed = Replayed(request.replay)
         if kv is not None:
-            params = self._fetch_params(kv, len(request.token_ids))
+            extra[KV_PARAMS] = self._fetch_params(kv, len(request.token_ids))
             # Until the first token, what can fail is the hand-off.
             reason = ErrorReason.KV_TRANSFER_FAILED
-        outputs = self._outputs(request, to_vllm(request.sampling, params))
+        outputs = self._outputs(request, to_vllm(request.sampling, extra))
         completion_tokens = 0
+        timings: FirstTokenTimings | None = None
         async with aclosing(outputs):
             async for output in _translated(outputs, DecodeError, reason, request.sampling):
                 completion = output.outputs[0]
@@ -112,14 +116,16 @@ class VllmEngine:
                     if kv is None:
                         self._recorder.read(len(request.token_ids), output.num_cached_tokens or 0)
                     reason = ErrorReason.DECODE_FAILED
-                    delta.timings = FirstTokenTimings(*_phases(output.metrics))
+                    timings = FirstTokenTimings(*_phases(output.metrics))
                 if output.finished:
                     delta.finish_reason = _FINISH[completion.finish_reason]
                     delta.stop_reason = completion.stop_reason
                     # vLLM counts tokens that were handed over as cached: they were not.
                     cached = 0 if kv is not None else output.num_cached_tokens or 0
                     delta.usage = Usage(len(request.token_ids), completion_tokens, cached)
-                yield delta
+                if replayed.cut(delta):
+                    delta.timings, timings = timings, None
+                    yield delta
 
     async def prefill(
         self, request: EngineRequest, lease_s: float, transport: str
@@ -130,7 +136,9 @@ class VllmEngine:
             early = grpc.new_descriptor(self._grpc, self._ports)
             params = grpc.hold_params(early, lease_s)
         # What is sampled here is thrown away: the decode engine samples the first token.
-        sampling = to_vllm(SamplingParams(max_tokens=1, temperature=0, ignore_eos=True), params)
+        sampling = to_vllm(
+            SamplingParams(max_tokens=1, temperature=0, ignore_eos=True), {KV_PARAMS: params}
+        )
         name = _unique(request.request_id)
         last = None
         outputs = self._outputs(request, sampling, name)
@@ -222,8 +230,8 @@ class VllmEngine:
     async def _warm_up(self) -> None:
         """The first answer; it brings the ports that the engine's workers serve KV blocks on."""
         serves = GrpcDescriptor.transport in self.info.transports
-        params = grpc.ports_params() if serves else None
-        outputs = self._outputs(_WARM_UP, to_vllm(_WARM_UP.sampling, params))
+        extra = {KV_PARAMS: grpc.ports_params()} if serves else {}
+        outputs = self._outputs(_WARM_UP, to_vllm(_WARM_UP.sampling, extra))
         async for output in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
             if output.finished and serves:
                 self._ports = tuple(output.kv_transfer_params["ports"])
@@ -239,13 +247,21 @@ class VllmEngine:
         for first in range(1, 1 + _CACHE_PROOFS):
             prompt = tuple(range(first, first + size + 1))
             outputs = self._outputs(
-                replace(_WARM_UP, token_ids=prompt), to_vllm(_WARM_UP.sampling, None)
+                replace(_WARM_UP, token_ids=prompt), to_vllm(_WARM_UP.sampling, {})
             )
             async for _ in _translated(outputs, DecodeError, ErrorReason.DECODE_FAILED):
                 pass
             if await cache.tells(chain(prompt, "", size)[0]):
                 return cache.blocks
         return None
+
+    def _to_replay(self, replay: Replay) -> list[int]:
+        if self._process is None or not self._process.can_replay:
+            raise DecodeError(
+                ErrorReason.INVALID_ARGUMENT,
+                "this engine cannot go on with such an answer: it decodes speculatively",
+            )
+        return list(replay.token_ids)
 
     def _fetch_params(self, descriptor: KvDescriptor, num_tokens: int) -> dict[str, Any]:
         fits = descriptor.transport in self.info.transports

@@ -54,6 +54,8 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._given_up = False
         self._spawning = False
+        self.can_replay = False
+        """Whether an answer may begin with tokens that are decided already; after `start`."""
 
     @property
     def llm(self) -> Any:
@@ -132,6 +134,9 @@ class EngineProcess:
             if isinstance(events := args["kv_events_config"], dict):
                 args["kv_events_config"] = KVEventsConfig(**events)
             vllm_config = AsyncEngineArgs(**args).create_engine_config()
+            from pdserve.engine import vllm_replay
+
+            self.can_replay = vllm_replay.install(vllm_config)
             with self._lock:
                 if self._given_up:
                     raise ConfigError("the start was given up")

@@ -15,13 +15,16 @@ from pdserve.structured import (
     StructuralTag,
 )
 
+KV_PARAMS = "kv_transfer_params"
+REPLAY = "pdserve_replay"
+"""Among vLLM's `extra_args`: what a connector is told; the tokens that an answer begins with."""
 
-def to_vllm(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -> Any:
-    """vLLM's SamplingParams, every field of ours mapped."""
+
+def to_vllm(params: SamplingParams, extra_args: dict[str, Any]) -> Any:
+    """vLLM's SamplingParams, every field of ours mapped; `extra_args` as vLLM has them."""
     from vllm.sampling_params import RequestOutputKind
     from vllm.sampling_params import SamplingParams as VllmSamplingParams
 
-    extra = {"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None
     constraint = params.structured_outputs
     return VllmSamplingParams(
         max_tokens=params.max_tokens,
@@ -46,7 +49,7 @@ def to_vllm(params: SamplingParams, kv_transfer_params: dict[str, Any] | None) -
         allowed_token_ids=list(params.allowed_token_ids) or None,
         prompt_logprobs=params.prompt_logprobs,
         output_kind=RequestOutputKind.DELTA,
-        extra_args=extra,
+        extra_args=extra_args or None,
     )
 
 
