@@ -123,7 +123,8 @@ class Admission:
         self._let_in()
 
     async def _wait(self, ticket: Ticket, turn: asyncio.Future[None]) -> None:
-        wait_s = None if ticket.asked.deadline is None else ticket.latest - self._now()
+        deadline = ticket.asked.deadline
+        wait_s = None if deadline is None else deadline - ticket.work.own_s - self._now()
         try:
             async with asyncio.timeout(wait_s):
                 await turn

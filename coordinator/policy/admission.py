@@ -56,6 +56,7 @@ class AdmissionQueue:
         self._arrived = 0
         self._reading_kv = 0
         self._answer_tokens = 0.0
+        self._answer_token_s = 0.0
         self._chars_per_token = _CHARS_PER_TOKEN
         # Until the first has ended, one is about to (Laplace's rule of succession).
         self._turnover = Pace(done=1.0)
@@ -116,7 +117,7 @@ class AdmissionQueue:
         ticket.work = work
         ticket.queued = now
         ticket.kv_tokens = work.prompt_tokens + self._answer(work)
-        ticket.latest = self._latest(asked, work.own_s)
+        ticket.latest = self._latest(asked, work)
         if len(lane.queue) or not self._fits(ticket, capacity):
             if self.queued >= self._limits.max_queued:
                 raise self._full(capacity)
@@ -148,6 +149,7 @@ class AdmissionQueue:
         if ticket.state is State.READING:
             self._go_on(now)
             self._end_reading(ticket)
+            ticket.began = now
             ticket.state = State.WRITING
 
     def leave(self, ticket: Ticket, now: float, answer_tokens: int | None = None) -> None:
@@ -170,7 +172,7 @@ class AdmissionQueue:
                 self._give_seat_back(ticket)
             case State.WRITING:
                 self._give_seat_back(ticket)
-                self._settle(ticket, answer_tokens)
+                self._settle(ticket, now, answer_tokens)
             case State.GONE:
                 pass
 
@@ -188,12 +190,14 @@ class AdmissionQueue:
         self._lanes[ticket.work.reader].end_reading(ticket)
         self._reading_kv -= ticket.kv_tokens
 
-    def _settle(self, ticket: Ticket, answer_tokens: int | None) -> None:
+    def _settle(self, ticket: Ticket, now: float, answer_tokens: int | None) -> None:
         """Learns from the answer, and charges the tenant for it."""
         if answer_tokens is None:
             answer_tokens = self._answer(ticket.work)
         else:
             self._answer_tokens += LEARN * (answer_tokens - self._answer_tokens)
+            token_s = (now - ticket.began) / max(1, answer_tokens)
+            self._answer_token_s += LEARN * (token_s - self._answer_token_s)
         assert ticket.place is not None
         queue = self._lanes[ticket.work.reader].queue
         queue.charge(ticket.place, ANSWER_TOKEN * answer_tokens)
@@ -211,18 +215,21 @@ class AdmissionQueue:
         if not self._waiting[asked.priority, asked.tenant]:
             del self._waiting[asked.priority, asked.tenant]
 
-    def _latest(self, asked: Asked, own_s: float) -> float:
-        """When its turn must come. A prompt that takes long by itself is not refused for that."""
-        if asked.deadline is not None:
-            return asked.deadline - own_s
-        bound = self._limits.max_ttft_s
-        return asked.arrived + max(bound - own_s, bound / 2)
+    def _latest(self, asked: Asked, work: Work) -> float:
+        """When its turn must come. A prompt that takes long by itself is not refused for that,
+        nor one with a deadline for the answer that it is expected to have."""
+        if asked.deadline is None:
+            bound = self._limits.max_ttft_s
+            return asked.arrived + max(bound - work.own_s, bound / 2)
+        bound = asked.deadline - work.own_s - asked.arrived
+        answer_s = self._answer(work) * self._answer_token_s
+        return asked.arrived + max(bound - answer_s, bound / 2)
 
     def _late_s(self, asked: Asked, work: Work, now: float, capacity: Capacity) -> float:
         """By how much too long it would wait, at most 0 where it would be in time."""
         ahead = self._lanes[work.reader].queue.ahead(_path(asked, work.prompt_tokens))
         wait_s = self._wait_s(work.reader, ahead, capacity)
-        left_s = self._latest(asked, work.own_s) - now
+        left_s = self._latest(asked, work) - now
         return wait_s - MARGIN * left_s if wait_s else 0.0
 
     def _wait_s(self, reader: Role, ahead: float, capacity: Capacity) -> float:
@@ -351,7 +358,7 @@ def _path(asked: Asked, prompt_tokens: int) -> tuple[Share, ...]:
 def _overloaded(late_s: float) -> RejectedError:
     return RejectedError(
         ErrorReason.OVERLOADED,
-        f"the first token would come too late, by {late_s:.1f} s; retry later",
+        f"the answer would come too late, by {late_s:.1f} s; retry later",
         retry_after_s=_retry_s(late_s),
     )
 

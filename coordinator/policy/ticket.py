@@ -117,8 +117,8 @@ class State(Enum):
 class Ticket:
     """One request, from its arrival until it leaves; changed by `AdmissionQueue` alone.
 
-    `latest` is when its turn must come, for its first token to be in time. Places and counts
-    are kept here so that whatever was taken is what is given back.
+    `latest` is when its turn must come for it to be in time, `began` when its first token came.
+    Places and counts are kept here so that whatever was taken is what is given back.
     """
 
     asked: Asked
@@ -126,6 +126,7 @@ class Ticket:
     work: Work = field(default=Work(0, 0, Role.DECODE))
     queued: float = 0.0
     admitted: float = 0.0
+    began: float = 0.0
     latest: float = math.inf
     kv_tokens: int = 0
     window_tokens: int = 0

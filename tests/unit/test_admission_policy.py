@@ -200,6 +200,21 @@ def test_of_one_tenant_and_size_the_first_that_must_begin_goes_first() -> None:
     assert model.let_in[1:] == ["by 30, but takes 15", "by 20", "by 50", "no deadline"]
 
 
+def test_who_has_a_deadline_must_begin_the_sooner_the_longer_its_answer_takes() -> None:
+    model = Model()
+    first = model.ask(answer=100)
+    model.queue.read(first, 0.0)
+    model.now = 100.0
+    model.queue.leave(first, model.now, 100)  # a tenth is learned: 10 tokens, of 0.1 s each
+    model.ask("by 150.5", answer=0, deadline=150.5)
+    model.ask("by 151, with an answer of 1 s", answer=100, deadline=151.0)
+    model.ask("by 101, nothing left for its answer", answer=100, deadline=101.0)
+    assert [t.latest for t, name in model.names.items() if name.startswith("by")] == [
+        *(150.5, pytest.approx(150.0)),
+        100.5,  # half of its time may always be waited
+    ]
+
+
 def drained(model: Model) -> list[str]:
     """The order in which the rest is let in, one at a time."""
     done = 0

@@ -54,11 +54,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests come at random; prompts of these lengths, in characters, and such answers."""
+    """Requests come at random; prompts of these lengths, in characters, and such answers, which
+    must be there by the deadline."""
 
     per_s: float
     prompts: Callable[[random.Random], int]
     answer_tokens: int
+    deadline_s: float | None = None
 
 
 async def client(fleet: LocalFleet, load: Load, rng: random.Random, outcome: Outcome) -> None:
@@ -66,9 +68,14 @@ async def client(fleet: LocalFleet, load: Load, rng: random.Random, outcome: Out
     sampling = SamplingParams(max_tokens=load.answer_tokens, ignore_eos=True)
     began, busy = time.monotonic(), time.thread_time()
     try:
-        _, record = await fleet.ask_recorded(prompt=TextPrompt(text), sampling=sampling)
+        deadline = None if load.deadline_s is None else began + load.deadline_s
+        _, record = await fleet.ask_recorded(
+            prompt=TextPrompt(text), sampling=sampling, deadline=deadline
+        )
     except PdserveError as error:
         outcome.reasons[error.reason] += 1
+        if error.reason not in REFUSALS:
+            return
         outcome.refused_s.append(time.monotonic() - began)
         outcome.busy_s.append(time.thread_time() - busy)
         assert error.retry_after_s is not None
@@ -112,24 +119,30 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "answer_tokens", "saturation_per_s"),
+    ("prompts", "answer_tokens", "deadline_s", "saturation_per_s"),
     [
         # Two workers read 1,000 tokens a second each, in steps of 256 that also write.
-        pytest.param(uniform, 16, 6.0, id="prompts decide"),
-        pytest.param(mixed, 16, 7.0, id="long prompts and short ones"),
+        pytest.param(uniform, 16, None, 6.0, id="prompts decide"),
+        pytest.param(mixed, 16, None, 7.0, id="long prompts and short ones"),
         # 32 sequences of 200 steps of about 50 ms, which also read.
-        pytest.param(uniform, 200, 3.0, id="answers decide"),
+        pytest.param(uniform, 200, None, 3.0, id="answers decide"),
+        pytest.param(uniform, 4, TARGET_S, 6.0, id="deadlines decide"),
     ],
 )
 def test_at_three_times_saturation_goodput_holds(
-    prompts: Callable[[random.Random], int], answer_tokens: int, saturation_per_s: float
+    prompts: Callable[[random.Random], int],
+    answer_tokens: int,
+    deadline_s: float | None,
+    saturation_per_s: float,
 ) -> None:
     def at(per_s: float) -> Outcome:
-        return run(offered(Load(per_s, prompts, answer_tokens), seed=7))
+        return run(offered(Load(per_s, prompts, answer_tokens, deadline_s), seed=7))
 
     best = max(at(saturation_per_s * part).goodput for part in (1.0, 2.0))
     over = at(3 * saturation_per_s)
     assert over.goodput >= 0.9 * best
+    missed = over.reasons.pop(ErrorReason.DEADLINE_EXCEEDED, 0)
+    assert missed <= (0.1 * over.in_time if deadline_s else 0)
     assert set(over.reasons) <= REFUSALS
     assert over.reasons.total() > 0.3 * over.in_time  # else it was not overloaded
     # At once, by the clock of the coordinator; and by its processor, whatever else runs here.
