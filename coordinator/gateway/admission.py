@@ -85,7 +85,7 @@ class Admission:
     @property
     def wait_s(self) -> float:
         """Predicted for a request that would have to go last."""
-        return self._queue.wait_s(self._capacity())
+        return self._queue.wait_s(self._now(), self._capacity())
 
     def waiting(self, priority: Priority) -> tuple[int, int]:
         """(requests, prompt tokens) of the class that wait."""

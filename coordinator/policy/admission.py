@@ -82,8 +82,9 @@ class AdmissionQueue:
         parts = [lane.queue.part(priority) for lane in self._lanes.values()]
         return sum(items for items, _ in parts), sum(tokens for _, tokens in parts)
 
-    def wait_s(self, capacity: Capacity) -> float:
+    def wait_s(self, now: float, capacity: Capacity) -> float:
         """Predicted for whoever would go behind all others, in the slower lane."""
+        self._go_on(now)
         return max(
             self._wait_s(role, lane.queue.tokens, capacity) for role, lane in self._lanes.items()
         )
@@ -236,7 +237,7 @@ class AdmissionQueue:
         """Predicted for a request behind so many tokens: until they are read, or until there are
         seats for those whose they are, and one more."""
         lane = self._lanes[reader]
-        lacking = 1 - self._free_seats(capacity)
+        lacking = 1 + self.running - self._seats(capacity)
         if lane.queue.tokens:
             lacking += len(lane.queue) * ahead / lane.queue.tokens
         return max(lane.wait_s(ahead, capacity.pool(reader)), self._seat_s(lacking, capacity))
@@ -264,7 +265,7 @@ class AdmissionQueue:
             ErrorReason.QUEUE_FULL,
             "too many requests are waiting; retry later",
             # By then about half of them have had their turn.
-            retry_after_s=_retry_s(self.wait_s(capacity) / 2),
+            retry_after_s=_retry_s(self.wait_s(self._now, capacity) / 2),
         )
 
     def _seats(self, capacity: Capacity) -> float:

@@ -377,12 +377,24 @@ def test_a_seat_is_waited_for_as_long_as_those_there_may_be_expected_to_stay() -
     refusal = model.refusal(deadline=model.now + 6.0)  # 4.86 s > 0.8 * 6 s
     assert refusal.reason is ErrorReason.OVERLOADED
     waits = model.ask("waits", deadline=model.now + 6.2)
-    until_both_left = model.queue.wait_s(model.capacity)
+    until_both_left = model.queue.wait_s(model.now, model.capacity)
     assert until_both_left == pytest.approx(8.86, abs=0.01)
     for ticket in (*tickets, waits):
         model.end(ticket)
     model.ask("has a seat", deadline=model.now + 0.1)
     assert model.let_in[-2:] == ["waits", "has a seat"]
+
+
+def test_seats_of_a_worker_that_is_lost_are_lacking() -> None:
+    model = Model(capacity=Capacity(4, 10**9, {DECODE: Pool(2, 10**6)}))
+    for _ in range(4):
+        model.ask()
+    model.now = 1.0
+    # In 3.90 s of theirs 0.95 have ended: they stay for 4.10 s, and the first of them leaves in
+    # 3.10 s. With two seats, three must leave: one in 2.05 s.
+    assert model.queue.wait_s(model.now, model.capacity) == pytest.approx(3.10, abs=0.01)
+    model.capacity = Capacity(2, 10**9, {DECODE: Pool(1, 10**6)})
+    assert model.queue.wait_s(model.now, model.capacity) == pytest.approx(6.15, abs=0.01)
 
 
 def test_a_fleet_that_was_not_measured_is_taken_to_read_as_fast_as_is_expected() -> None:
@@ -433,7 +445,7 @@ def test_without_a_measured_pace_nobody_is_refused_for_it() -> None:
     model = Model(max_running=1, max_ttft_s=0.001)
     for _ in range(10):
         model.ask(tokens=10_000)
-    assert model.queue.wait_s(model.capacity) == 0
+    assert model.queue.wait_s(model.now, model.capacity) == 0
 
 
 @pytest.mark.parametrize("state", ["arrived", "queued", "reading", "writing"])
