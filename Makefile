@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check proto proto-accept bench bench-kv bench-modes soak clean
+.PHONY: help install serve test test-fast check conformance proto proto-accept bench bench-kv bench-modes soak clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -32,6 +32,9 @@ test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go
 soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
 	@$(bin)/pdserve simulate faults --seconds $${SOAK_S:-3600} & simulated=$$!; \
 	$(bin)/python -m tests.faults $(ARGS); suite=$$?; wait $$simulated && exit $$suite
+
+conformance: install ## holds every parameter on every route against vLLM's own server; rewrites docs/conformance.md
+	@exec $(bin)/python -m tests.conformance docs/conformance.md
 
 proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
 	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }

@@ -1,0 +1,91 @@
+"""What is tried: a parameter, with a request that shows whether it is honoured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.support.prompts import begun_again
+
+PROMPT = begun_again(50, 6, 2)
+"""The model repeats it: no near ties."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """`fields` are added to a greedy request of 8 tokens. `streamed` says whether OpenAI's
+    surface has it in streams."""
+
+    name: str
+    kind: Literal["chat", "completion"] = "completion"
+    fields: dict[str, Any] = field(default_factory=dict)
+    streamed: bool = True
+
+    @property
+    def body(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+        if self.kind == "chat":
+            asked["messages"] = [{"role": "user", "content": f"Repeat this text:\n\n{PROMPT}"}]
+        else:
+            asked["prompt"] = PROMPT
+        asked |= self.fields
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+CASES = (
+    Case("messages", "chat"),
+    Case("prompt"),
+    Case("prompt (token ids)", fields={"prompt": [504, 2780, 282, 4649, 314] * 8}),
+    Case("max_tokens", fields={"max_tokens": 3}),
+    Case("max_completion_tokens", "chat", {"max_tokens": None, "max_completion_tokens": 3}),
+    Case("temperature, seed", fields={"temperature": 0.7, "seed": 7}),
+    Case("top_p", fields={"temperature": 1.0, "seed": 7, "top_p": 0.01}),
+    Case("top_k", fields={"temperature": 1.0, "seed": 7, "top_k": 1}),
+    Case("min_p", fields={"temperature": 1.0, "seed": 7, "min_p": 1.0}),
+    Case("stop", fields={"stop": ["a"]}),
+    Case("stop (absent)", fields={"stop": ["never to be seen"]}),
+    Case("include_stop_str_in_output", fields={"stop": ["a"], "include_stop_str_in_output": True}),
+    Case("stop_token_ids", fields={"stop_token_ids": list(range(200, 1200))}),
+    Case("ignore_eos", "chat", {"ignore_eos": True, "max_tokens": 12}),
+    Case("min_tokens", fields={"min_tokens": 4, "stop": ["a"]}),
+    Case("presence_penalty", fields={"presence_penalty": 2.0}),
+    Case("frequency_penalty", fields={"frequency_penalty": 2.0}),
+    Case("repetition_penalty", fields={"repetition_penalty": 1.8}),
+    Case("logit_bias", fields={"logit_bias": {"260": 100}}),
+    Case("bad_words", fields={"bad_words": ["a", "the"]}),
+    Case("allowed_token_ids", fields={"allowed_token_ids": [260, 261, 262, 263]}),
+    Case("skip_special_tokens", "chat", {"skip_special_tokens": False, "max_tokens": 40}),
+    Case("logprobs", fields={"logprobs": 3}),
+    Case("logprobs, top_logprobs", "chat", {"logprobs": True, "top_logprobs": 3}),
+    Case("prompt_logprobs", fields={"prompt_logprobs": 1}, streamed=False),
+    Case("response_format: json_object", "chat", {"response_format": {"type": "json_object"}}),
+    Case(
+        "response_format: json_schema",
+        "chat",
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": SCHEMA},
+            },
+            "max_tokens": 30,
+        },
+    ),
+    Case("structured_outputs: regex", fields={"structured_outputs": {"regex": "[0-9]{3}-[ab]"}}),
+    Case("structured_outputs: choice", fields={"structured_outputs": {"choice": ["red", "tan"]}}),
+    Case(
+        "structured_outputs: grammar",
+        fields={"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}},
+    ),
+    Case("structured_outputs: json", fields={"structured_outputs": {"json": SCHEMA}}),
+    Case(
+        "stream_options",
+        fields={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+)

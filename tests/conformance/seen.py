@@ -1,0 +1,91 @@
+"""What an answer showed, whichever way it was asked for, and how two of them compare. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+LOGPROB_STEP = 0.15
+"""Two runs in bfloat16 may differ by as much."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """`refused` is the parameter that a 400 named; then the rest is empty.
+
+    `logprobs` are those of the tokens answered. `mode` is that of pdserve's header.
+    """
+
+    text: str = ""
+    finish_reason: str = ""
+    usage: tuple[int, int] = (0, 0)
+    logprobs: tuple[float, ...] = ()
+    num_prompt_logprobs: int = 0
+    mode: str = ""
+    refused: str | None = None
+
+
+class Verdict(StrEnum):
+    EQUAL = "="
+    NEAR_TIE = "≈"
+    COLOCATED = "c"
+    REFUSED = "400"
+    DIFFERENT = "≠"
+    NOT_THERE = "n/a"
+
+
+def verdict(reference: Seen, seen: Seen, asked_mode: str, near_tie_at: int | None) -> Verdict:
+    """`near_tie_at` is the first character of the reference from which on a near tie may part the
+    texts; None without one."""
+    if seen.refused is not None:
+        return Verdict.REFUSED
+    same = _same(reference, seen)
+    if not same and near_tie_at is not None:
+        same = seen.text[:near_tie_at] == reference.text[:near_tie_at]
+        return Verdict.NEAR_TIE if same else Verdict.DIFFERENT
+    if not same:
+        return Verdict.DIFFERENT
+    return Verdict.EQUAL if seen.mode == asked_mode else Verdict.COLOCATED
+
+
+def _same(one: Seen, other: Seen) -> bool:
+    return (
+        (one.text, one.finish_reason, one.usage, one.num_prompt_logprobs)
+        == (other.text, other.finish_reason, other.usage, other.num_prompt_logprobs)
+        and len(one.logprobs) == len(other.logprobs)
+        and all(
+            abs(a - b) <= LOGPROB_STEP for a, b in zip(one.logprobs, other.logprobs, strict=True)
+        )
+    )
+
+
+def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], mode: str) -> Seen:
+    """Of the pieces of one choice, in order; a whole answer is one piece."""
+    texts, logprobs, of_prompt = [], [], 0
+    for choice in choices:
+        content = choice.get("message") or choice.get("delta") or {}
+        texts.append(choice.get("text") or content.get("content") or "")
+        shown = choice.get("logprobs") or {}
+        logprobs += shown.get("token_logprobs") or []
+        logprobs += [one["logprob"] for one in shown.get("content") or ()]
+        of_prompt += len(choice.get("prompt_logprobs") or ())
+    return Seen(
+        text="".join(texts),
+        finish_reason=choices[-1]["finish_reason"],
+        usage=(usage["prompt_tokens"], usage["completion_tokens"]),
+        logprobs=tuple(logprobs),
+        num_prompt_logprobs=of_prompt,
+        mode=mode,
+    )
+
+
+def near_tie(positions: list[dict[str, float]], tokens: list[str]) -> int | None:
+    """Where the text may part, from completions' `top_logprobs` and `tokens` of a greedy run."""
+    at = 0
+    for top, token in zip(positions, tokens, strict=True):
+        best = sorted(top.values(), reverse=True)
+        if len(best) > 1 and best[0] - best[1] <= LOGPROB_STEP:
+            return at
+        at += len(token)
+    return None

@@ -1,0 +1,40 @@
+"""The conformance table's own requests, on a simulated fleet held against itself."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tests.conformance.asking import over_http
+from tests.conformance.cases import CASES
+from tests.conformance.compare import WAYS, Expected, cell, table
+from tests.conformance.seen import Verdict
+from tests.support.fleet import Fleet
+from tests.support.running_system import RunningSystem
+from tests.support.second_coordinator import second_coordinator
+
+
+def test_every_way_to_ask_answers_alike() -> None:
+    system = RunningSystem("--engine", "sim", "--port", "0", "--grpc-port", "0")
+    try:
+        with (
+            Fleet(system, system.wait_for("ready")) as nixl,
+            second_coordinator(nixl, "grpc") as grpc,
+        ):
+            references = {
+                case: Expected(
+                    over_http(nixl.http, nixl.model, case, "colocated", stream=False), None
+                )
+                for case in CASES
+            }
+            cells = {
+                (case, way): cell(
+                    grpc if way.route == "gRPC transport" else nixl, case, way, references[case]
+                )
+                for case, way in product(CASES, WAYS)
+            }
+    finally:
+        system.stop()
+    assert Verdict.DIFFERENT not in cells.values(), table(cells)
+    refused = {case.name for (case, _), found in cells.items() if found is Verdict.REFUSED}
+    for (case, _), found in cells.items():  # one refusal is one on every way
+        assert case.name not in refused or found is Verdict.REFUSED
