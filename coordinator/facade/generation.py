@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from coordinator.facade.http_wire import (
 )
 from coordinator.facade.intake import (
     Answer,
+    Gathering,
     Intake,
     begin,
     ended_early,
@@ -30,8 +31,9 @@ from coordinator.facade.intake import (
     whole,
 )
 from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsShape
-from coordinator.facade.openai_answer import chat_completion, completion
+from coordinator.facade.openai_answer import Shapes, chat_completion, completion
 from coordinator.facade.openai_schema import (
+    MAX_CHOICES,
     MODE,
     SESSION,
     ChatCompletionRequest,
@@ -40,6 +42,7 @@ from coordinator.facade.openai_schema import (
     parse,
 )
 from coordinator.facade.ports import TokenStream
+from coordinator.facade.several import Part, Several, parts_of, total
 from coordinator.facade.sse import (
     CHAT_CHUNK,
     COMPLETION_CHUNK,
@@ -48,9 +51,10 @@ from coordinator.facade.sse import (
     Frames,
     error_event,
 )
+from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, RejectedError
-from pdserve.types import GenerateSpec, Mode, Route
+from pdserve.types import GenerateSpec, Mode, Route, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,11 @@ class Operation:
     id_prefix: str
     chunk: ChunkShape
     logprobs: type[LogprobsShape]
-    answer: Callable[[AnswerIdentity, Answer, LogprobsShape | None], dict[str, Any]]
+    answer: Callable[[AnswerIdentity, Sequence[Answer], Shapes, Usage], dict[str, Any]]
+
+    def shape(self, sampling: SamplingParams) -> LogprobsShape | None:
+        """How the log probabilities of one choice are shown, where they were asked for."""
+        return None if sampling.logprobs is None else self.logprobs(sampling.logprobs)
 
 
 CHAT = Operation(
@@ -71,6 +79,16 @@ CHAT = Operation(
 COMPLETION = Operation(
     "completion", CompletionRequest, "cmpl-", COMPLETION_CHUNK, CompletionLogprobs, completion
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was understood, whoever of its choices is meant."""
+
+    caller: Caller
+    body: GenerationBody
+    identity: AnswerIdentity
+    record: RequestRecord
 
 
 class GenerationResponse(Response):
@@ -117,30 +135,112 @@ class GenerationResponse(Response):
             created=int(time.time()),
             model=body.model,
         )
-        top = spec.sampling.logprobs
-        logprobs = None if top is None else self.operation.logprobs(top)
-        stream: TokenStream | None = None
-        try:
-            async with WhileConnected(receive) as connection:
-                stream = await self._intake.open(spec, caller, record, body.param_names)
-                if record.stream:
-                    frames = Frames(
-                        identity,
-                        self.operation.chunk,
-                        body.include_usage,
-                        logprobs,
-                        stream.prompt_tokens if body.continuous_usage else None,
-                    )
-                    last = await self._stream(stream, frames, record, send, connection)
-                else:
-                    answer = self.operation.answer(identity, await whole(stream), logprobs)
-                    last = _complete(answer, stream.route, record)
-        finally:
-            if stream is not None:
-                await stream.aclose()
+        asked = _Asked(caller, body, identity, record)
+        prompts, n = body.to_prompts(), body.n or 1
+        if len(prompts) * n > MAX_CHOICES:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"a request may have at most {MAX_CHOICES} choices over all its prompts",
+                param="n" if len(prompts) == 1 else "prompt",
+            )
+        async with WhileConnected(receive) as connection:
+            if len(prompts) == n == 1:
+                last = await self._one(asked, spec, send, connection)
+            else:
+                parts = parts_of(spec, record, prompts, n)
+                last = await self._several(asked, parts, send, connection)
         # Out here, for a complete response looks like a client that left.
         for message in last:
             await send(message)
+
+    async def _one(
+        self, asked: _Asked, spec: GenerateSpec, send: Send, connection: WhileConnected
+    ) -> list[Message]:
+        """Sends all but the last messages, which it returns."""
+        record = asked.record
+        stream = await self._intake.open(spec, asked.caller, record, asked.body.param_names)
+        try:
+            shape = self.operation.shape(spec.sampling)
+            if record.stream:
+                frames = self._frames(asked, shape, stream.prompt_tokens)
+                return await self._stream(stream, frames, record, send, connection)
+            answer = await whole(stream)
+            content = self.operation.answer(asked.identity, [answer], [shape], answer.usage)
+            return _complete(content, stream.route, record)
+        finally:
+            await stream.aclose()
+
+    async def _several(
+        self, asked: _Asked, parts: Sequence[Part], send: Send, connection: WhileConnected
+    ) -> list[Message]:
+        """As `_one`."""
+        several = Several(self._intake, asked.caller, asked.body.param_names)
+        try:
+            await several.open(parts)
+            if asked.record.stream:
+                return await self._stream_several(asked, several, parts, send, connection)
+            gatherings = [Gathering() for _ in parts]
+            async for index, delta in several:
+                gatherings[index].add(delta)
+            answers = [gathering.answer() for gathering in gatherings]
+            content = self.operation.answer(
+                asked.identity,
+                answers,
+                [self.operation.shape(part.spec.sampling) for part in parts],
+                total(parts, [answer.usage for answer in answers]),
+            )
+            return _complete(content, several.route, asked.record)
+        finally:
+            await several.aclose()
+
+    def _frames(
+        self, asked: _Asked, shape: LogprobsShape | None, prompt_tokens: int, index: int = 0
+    ) -> Frames:
+        return Frames(
+            asked.identity,
+            self.operation.chunk,
+            asked.body.include_usage,
+            shape,
+            prompt_tokens if asked.body.continuous_usage else None,
+            index,
+        )
+
+    async def _stream_several(
+        self,
+        asked: _Asked,
+        several: Several,
+        parts: Sequence[Part],
+        send: Send,
+        connection: WhileConnected,
+    ) -> list[Message]:
+        record = asked.record
+        await send(_start(_EVENTS, several.route, record, *_UNBUFFERED))
+        frames: dict[int, Frames] = {}
+        usages: dict[int, Usage] = {}
+        try:
+            async for index, delta in several:
+                if index not in frames:
+                    shape = self.operation.shape(parts[index].spec.sampling)
+                    tokens = several.prompt_tokens[index]
+                    frames[index] = self._frames(asked, shape, tokens, index)
+                    if opening := frames[index].opening:
+                        await send(_body(opening, more=True))
+                if delta.finish_reason is None:
+                    event = frames[index].piece(delta)
+                else:
+                    assert delta.usage is not None
+                    usages[index] = delta.usage
+                    event = frames[index].last(delta)
+                if event:
+                    await send(_body(event, more=True))
+            used = total(parts, [usages[index] for index in range(len(parts))])
+            return [_body(frames[0].end(used))]
+        except asyncio.CancelledError:
+            if connection.client_left:
+                raise
+            return [self._broken(record, stopping())]
+        except Exception as error:
+            return [self._broken(record, error)]
 
     async def _stream(
         self,
@@ -151,7 +251,7 @@ class GenerationResponse(Response):
         connection: WhileConnected,
     ) -> list[Message]:
         """Sends all but the last message, which it returns."""
-        await send(_start(b"text/event-stream; charset=utf-8", stream.route, record, *_UNBUFFERED))
+        await send(_start(_EVENTS, stream.route, record, *_UNBUFFERED))
         try:
             if frames.opening:
                 await send(_body(frames.opening, more=True))
@@ -175,6 +275,7 @@ class GenerationResponse(Response):
         return _body(error_event(error_json(self._intake.failed(record, error))))
 
 
+_EVENTS = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -183,7 +284,7 @@ def _spec(body: GenerationBody, headers: Headers, record: RequestRecord) -> Gene
     return GenerateSpec(
         request_id=record.request_id,
         model=body.model,
-        prompt=body.to_prompt(),
+        prompt=body.to_prompts()[0],
         sampling=body.to_sampling(),
         mode=_mode(headers.get(MODE)),
         tenant=record.tenant,

@@ -23,7 +23,7 @@ from coordinator.gateway.keys import Caller
 from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import FinishReason, GenerateSpec, PositionLogprobs, Usage
+from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Usage
 
 log = structlog.get_logger("facade")
 
@@ -99,10 +99,10 @@ class Intake:
         return told
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """All that a stream had to give. Logprobs are by token, of the prompt from the second one on,
-    and empty where not asked for."""
+    """All that a sequence had to give. Logprobs are by token, of the prompt from the second one
+    on, and empty where not asked for."""
 
     text: str
     token_ids: list[int]
@@ -113,28 +113,48 @@ class Answer:
     usage: Usage
 
 
+class Gathering:
+    """Makes an Answer of deltas."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] = []
+        self._prompt_logprobs: list[PositionLogprobs] = []
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> bool:
+        """Whether this was the last."""
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs or ()
+        self._prompt_logprobs += delta.prompt_logprobs or ()
+        self._last = delta
+        return delta.finish_reason is not None
+
+    def answer(self) -> Answer:
+        """After the last delta."""
+        last = self._last
+        assert last is not None
+        assert last.finish_reason is not None
+        assert last.usage is not None
+        return Answer(
+            "".join(self._texts),
+            self._token_ids,
+            self._logprobs,
+            self._prompt_logprobs,
+            last.finish_reason,
+            last.stop_reason,
+            last.usage,
+        )
+
+
 async def whole(stream: TokenStream) -> Answer:
     """Reads the stream to its end. Raises PdserveError."""
-    texts: list[str] = []
-    token_ids: list[int] = []
-    logprobs: list[PositionLogprobs] = []
-    prompt_logprobs: list[PositionLogprobs] = []
+    gathering = Gathering()
     async for delta in stream:
-        texts.append(delta.text)
-        token_ids += delta.token_ids
-        logprobs += delta.logprobs or ()
-        prompt_logprobs += delta.prompt_logprobs or ()
-        if delta.finish_reason is not None:
-            assert delta.usage is not None
-            return Answer(
-                "".join(texts),
-                token_ids,
-                logprobs,
-                prompt_logprobs,
-                delta.finish_reason,
-                delta.stop_reason,
-                delta.usage,
-            )
+        if gathering.add(delta):
+            return gathering.answer()
     raise ended_early()
 
 

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.facade.intake import Answer
 from coordinator.facade.logprobs import LogprobsShape, prompt_logprobs
 from coordinator.facade.sse import AnswerIdentity, usage_json
+from pdserve.types import Usage
+
+Shapes = Sequence[LogprobsShape | None]
+"""One for each answer."""
 
 
 def chat_completion(
-    identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
+    identity: AnswerIdentity, answers: Sequence[Answer], shapes: Shapes, usage: Usage
 ) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer.text}
-    choice = _choice({"message": message}, answer, logprobs)
-    return {**_answer("chat.completion", identity, choice, answer), **_of_prompt(answer)}
+    choices = [
+        _choice(index, {"message": {"role": "assistant", "content": answer.text}}, answer, shape)
+        for index, (answer, shape) in enumerate(zip(answers, shapes, strict=True))
+    ]
+    return {**_whole("chat.completion", identity, choices, usage), **_of_prompt(answers[0])}
 
 
 def completion(
-    identity: AnswerIdentity, answer: Answer, logprobs: LogprobsShape | None
+    identity: AnswerIdentity, answers: Sequence[Answer], shapes: Shapes, usage: Usage
 ) -> dict[str, Any]:
-    choice = _choice({"text": answer.text}, answer, logprobs)
-    return _answer("text_completion", identity, {**choice, **_of_prompt(answer)}, answer)
+    choices = [
+        {**_choice(index, {"text": answer.text}, answer, shape), **_of_prompt(answer)}
+        for index, (answer, shape) in enumerate(zip(answers, shapes, strict=True))
+    ]
+    return _whole("text_completion", identity, choices, usage)
 
 
 def _choice(
-    content: dict[str, Any], answer: Answer, logprobs: LogprobsShape | None
+    index: int, content: dict[str, Any], answer: Answer, shape: LogprobsShape | None
 ) -> dict[str, Any]:
     return {
-        "index": 0,
+        "index": index,
         **content,
-        "logprobs": None if logprobs is None else logprobs(answer.logprobs),
+        "logprobs": None if shape is None else shape(answer.logprobs),
         "finish_reason": answer.finish_reason.value,
         "stop_reason": answer.stop_reason,
     }
@@ -42,14 +52,14 @@ def _of_prompt(answer: Answer) -> dict[str, Any]:
     return {"prompt_logprobs": prompt_logprobs(answer.prompt_logprobs)}
 
 
-def _answer(
-    kind: str, identity: AnswerIdentity, choice: dict[str, Any], answer: Answer
+def _whole(
+    kind: str, identity: AnswerIdentity, choices: list[dict[str, Any]], usage: Usage
 ) -> dict[str, Any]:
     return {
         "id": identity.id,
         "object": kind,
         "created": identity.created,
         "model": identity.model,
-        "choices": [choice],
-        "usage": usage_json(answer.usage),
+        "choices": choices,
+        "usage": usage_json(usage),
     }

@@ -31,6 +31,9 @@ SESSION = "x-pdserve-session"
 _HEADER_NAMES = {"session": SESSION, "mode": MODE}
 _MAX_TOLD_CHARS = 300
 
+MAX_CHOICES = 128
+"""Of one request, over all its prompts."""
+
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pass
@@ -129,13 +132,15 @@ class GenerationBody(_Body, kw_only=True):
 
     def check(self) -> None:
         """Raises RejectedError for fields that contradict one another."""
+        if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
+            raise _rejected(f"n must be between 1 and {MAX_CHOICES}", "n")
         if self.stream and self.prompt_logprobs is not None:
             raise _rejected("prompt_logprobs is only allowed without stream", "prompt_logprobs")
         if self.allowed_token_ids == []:
             raise _rejected("allowed_token_ids leaves no token", "allowed_token_ids")
 
-    def to_prompt(self) -> Prompt:
-        """Raises RejectedError for a prompt of a kind that is not supported yet."""
+    def to_prompts(self) -> list[Prompt]:
+        """At least one; each is answered by itself. Raises RejectedError for a mixed list."""
         raise NotImplementedError
 
     def to_sampling(self) -> SamplingParams:
@@ -207,13 +212,12 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         if self.top_logprobs and not self.logprobs:
             raise _rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
 
-    def to_prompt(self) -> Prompt:
-        return ChatPrompt(
-            tuple(
-                ("system" if message.role == "developer" else message.role, message.text)
-                for message in self.messages
-            )
+    def to_prompts(self) -> list[Prompt]:
+        turns = (
+            ("system" if message.role == "developer" else message.role, message.text)
+            for message in self.messages
         )
+        return [ChatPrompt(tuple(turns))]
 
 
 class CompletionRequest(GenerationBody, kw_only=True):
@@ -229,20 +233,18 @@ class CompletionRequest(GenerationBody, kw_only=True):
     def asked_logprobs(self) -> int | None:
         return self.logprobs
 
-    def to_prompt(self) -> Prompt:
+    def to_prompts(self) -> list[Prompt]:
         prompt = self.prompt
         if isinstance(prompt, str):
-            return TextPrompt(prompt)
+            return [TextPrompt(prompt)]
         if all(isinstance(item, int) for item in prompt):
-            return TokenPrompt(tuple(cast(list[int], prompt)))
-        if len(prompt) > 1:
-            raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT,
-                "several prompts in one request are not supported yet",
-                param="prompt",
-            )
-        only = cast(str | list[int], prompt[0])
-        return TextPrompt(only) if isinstance(only, str) else TokenPrompt(tuple(only))
+            return [TokenPrompt(tuple(cast(list[int], prompt)))]
+        if any(isinstance(item, int) for item in prompt):
+            raise _rejected("prompt mixes token ids with prompts", "prompt")
+        return [
+            TextPrompt(one) if isinstance(one, str) else TokenPrompt(tuple(one))
+            for one in cast(list[str | list[int]], prompt)
+        ]
 
 
 Body = TypeVar("Body", bound=GenerationBody)

@@ -55,8 +55,9 @@ class Frames:
         include_usage: bool,
         logprobs: LogprobsShape | None = None,
         prompt_tokens: int | None = None,
+        index: int = 0,
     ) -> None:
-        """With `prompt_tokens` each event tells the usage so far."""
+        """With `prompt_tokens` each event tells the usage so far; `index` is the choice's."""
         head = {
             "id": identity.id,
             "object": shape.kind,
@@ -69,12 +70,13 @@ class Frames:
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = 0
         self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self.before = self._prefix + b'{"index":0,' + shape.before
+        choice = self._prefix + b'{"index":%d,' % index
+        self.before = choice + shape.before
         end = self._end(_NULL, _NULL)
         self.after = shape.after + end
         self.opening = b""
         if shape.opening:
-            self.opening = self._prefix + b'{"index":0,' + shape.opening + end
+            self.opening = choice + shape.opening + end
 
     @property
     def is_plain(self) -> bool:
@@ -92,16 +94,23 @@ class Frames:
         return self._choice(delta, _NULL) if delta.text or delta.logprobs else b""
 
     def closing(self, delta: Delta) -> bytes:
-        """The last delta with its finish reason, the usage where it was asked for, the end."""
+        """The last delta, and the end of the stream."""
+        assert delta.usage is not None
+        return self.last(delta) + self.end(delta.usage)
+
+    def last(self, delta: Delta) -> bytes:
+        """The last delta, with its finish reason."""
         assert delta.finish_reason is not None
         assert delta.usage is not None
         self._completion_tokens = delta.usage.completion_tokens
         reasons = (delta.finish_reason.value, delta.stop_reason)
-        last = self._choice(delta, b'%b,"stop_reason":%b' % tuple(map(orjson.dumps, reasons)))
+        return self._choice(delta, b'%b,"stop_reason":%b' % tuple(map(orjson.dumps, reasons)))
+
+    def end(self, usage: Usage) -> bytes:
+        """The usage where it was asked for, and the end of the stream."""
         if not self._include_usage:
-            return last + DONE
-        counts = orjson.dumps(usage_json(delta.usage))
-        return last + self._prefix + b'],"usage":' + counts + b"}\n\n" + DONE
+            return DONE
+        return self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}\n\n" + DONE
 
     def _choice(self, delta: Delta, finish: bytes) -> bytes:
         logprobs = _NULL

@@ -88,7 +88,7 @@ def _answers(stub: Any, model: str, case: Case, mode: str, stream: bool) -> list
         "sampling": sampling_to_proto(body.to_sampling()),
         "options": pb.RequestOptions(mode=MODES[mode], cache_salt=uuid4().hex),
     }
-    match body.to_prompt():
+    match body.to_prompts()[0]:
         case ChatPrompt(messages):
             chat = pb.ChatRequest(
                 messages=[pb.ChatMessage(role=role, content=text) for role, text in messages],

@@ -140,9 +140,9 @@ def test_roles_and_parts() -> None:
             },
         ]
     )
-    assert body.to_prompt() == ChatPrompt(
-        (("system", "Be brief."), ("user", "a"), ("assistant", ""), ("user", "b\nc"))
-    )
+    assert body.to_prompts() == [
+        ChatPrompt((("system", "Be brief."), ("user", "a"), ("assistant", ""), ("user", "b\nc")))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,19 @@ def test_roles_and_parts() -> None:
     ],
 )
 def test_kinds_of_prompt(prompt: Any, expected: TextPrompt | TokenPrompt) -> None:
-    assert completion(prompt=prompt).to_prompt() == expected
+    assert completion(prompt=prompt).to_prompts() == [expected]
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [1, "a"], ["a", 1], [[1], 2]])
-def test_several_prompts(prompt: Any) -> None:
+def test_several_prompts() -> None:
+    assert completion(prompt=["a", "b"]).to_prompts() == [TextPrompt("a"), TextPrompt("b")]
+    assert completion(prompt=[[1], [2, 3]]).to_prompts() == [TokenPrompt((1,)), TokenPrompt((2, 3))]
+    assert completion(prompt=["a", [2]]).to_prompts() == [TextPrompt("a"), TokenPrompt((2,))]
+
+
+@pytest.mark.parametrize("prompt", [[1, "a"], ["a", 1], [[1], 2]])
+def test_prompts_and_token_ids_do_not_mix(prompt: Any) -> None:
     with pytest.raises(RejectedError) as caught:
-        completion(prompt=prompt).to_prompt()
+        completion(prompt=prompt).to_prompts()
     assert caught.value.param == "prompt"
 
 
@@ -218,7 +224,7 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ("prompt_logprobs", {"stream": True, "prompt_logprobs": 1}),
     ("allowed_token_ids", {"allowed_token_ids": []}),
     ("bad_words.0", {"bad_words": [5]}),
-    ("n", {"n": 2}),
+    ("n", {"n": 129}),
     ("n", {"n": 0}),
     ("top_logprobs", {"top_logprobs": 3}),
     ("top_logprobs", {"top_logprobs": 3, "logprobs": False}),
