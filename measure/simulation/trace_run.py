@@ -22,7 +22,7 @@ from pdserve.config import GatewayConfig, ModelConfig, SimConfig
 from pdserve.errors import PdserveError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TokenPrompt
 
-LATENCY_S = 0.0002
+LATENCY_S = 0.0
 """One way between two hosts of a data centre."""
 
 _LONGEST_S = 24 * 3600.0
