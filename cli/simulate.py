@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +39,18 @@ class GpuName(StrEnum):
     L40S = "l40s"
 
 
+class BalanceName(StrEnum):
+    PREFIX_AWARE = "prefix-aware"
+    LEAST_OUTSTANDING = "least-outstanding"
+    POWER_OF_TWO = "power-of-two"
+    ROUND_ROBIN = "round-robin"
+
+
+class DeciderName(StrEnum):
+    THRESHOLD = "threshold"
+    ESTIMATE = "estimate"
+
+
 class PrecisionName(StrEnum):
     BF16 = "bf16"
     FP8 = "fp8"
@@ -51,6 +64,10 @@ def trace(  # noqa: PLR0913  (one option each)
     ],
     *,
     mode: Annotated[ModeName, typer.Option(help="Where prompts are read.")] = ModeName.AUTO,
+    policy: Annotated[
+        BalanceName, typer.Option(help="Which worker of a pool gets a request.")
+    ] = BalanceName.PREFIX_AWARE,
+    decider: Annotated[DeciderName, typer.Option(help="What auto goes by.")] = DeciderName.ESTIMATE,
     workers: Annotated[int, typer.Option(min=1, help="In all.")] = 8,
     prefill: Annotated[
         int | None, typer.Option(min=0, help="Of these, read prompts for others; default: 3/8.")
@@ -89,12 +106,15 @@ def trace(  # noqa: PLR0913  (one option each)
         roofline.GPUS[gpu.value],
         roofline.Precision(precision.value),
         tp,
+        balance=policy.value,
+        decider=decider.value,
+        targets=Targets(ttft, tpot),
     )
     try:
         seen = simulate(faster(arrivals, speedup), setup)
     except ValueError as error:
         raise CliError(str(error)) from None
-    told = summary(seen, Targets(ttft, tpot))
+    told = summary(seen, setup.targets)
     print(json.dumps(asdict(told), indent=2) if as_json else _words(told))
 
 
@@ -133,6 +153,30 @@ def faults(
         raise typer.Exit(1)
 
 
+@app.command()
+def compare(
+    folder: Annotated[Path, typer.Argument(help="Where the public traces are.")],
+    *,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A page whose generated part is renewed.")
+    ] = None,
+) -> None:
+    """Modes and routing policies side by side, as in docs/simulation.md."""
+    import sys
+
+    from cli.failure import CliError
+    from measure.simulation import comparison
+    from measure.simulation.traces import TraceError
+
+    try:
+        text = comparison.compare(folder, lambda words: print(words, file=sys.stderr))
+    except (OSError, TraceError) as error:
+        raise CliError(str(error)) from None
+    print(text)
+    if write is not None:
+        write.write_text(comparison.SECTION.replace(write.read_text(), text))
+
+
 def _tell_broken(result: Result) -> None:
     for words in result.broken:
         print(f"seed {result.seed}: {words}", flush=True)
@@ -145,8 +189,6 @@ def _counts(counts: Counter[str]) -> str:
 
 
 def _arrivals(traffic: str, duration_s: float, rate: float, seed: int) -> list[Arrival]:
-    from pathlib import Path
-
     from cli.failure import CliError
     from measure.simulation.traces import MIXES, TraceError, load
 

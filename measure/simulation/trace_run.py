@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,21 @@ _BOTH = frozenset(Role)
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds: to the first token, and a token after it on average."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """A fleet and how it is used.
 
     `prefill` of the `workers` read prompts for others: in disaggregated mode they do nothing
     else, and the others alone write; in the other modes every worker writes. A worker that
     reads for others takes `prefill_chunk` prompt tokens a step, any other `decode_chunk`.
+    `balance` and `decider` are those of pdserve's configuration, which `targets` go into, too.
     """
 
     mode: Mode
@@ -47,14 +57,9 @@ class Setup:
     tensor_parallel: int = 1
     prefill_chunk: int = 8192
     decode_chunk: int = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Seconds: to the first token, and a token after it on average."""
-
-    ttft_s: float
-    tpot_s: float
+    balance: str = "prefix-aware"
+    decider: Literal["threshold", "estimate"] = "estimate"
+    targets: Targets = Targets(1.0, 0.02)
 
 
 @dataclass(slots=True)
@@ -118,7 +123,16 @@ async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
     cluster = Cluster(
         _specs(setup),
         # Nobody is refused: what comes too late is served too, and counted.
-        ModelConfig(name=MODEL, mode=setup.mode, max_ttft_s=1e9),
+        ModelConfig(
+            name=MODEL,
+            mode=setup.mode,
+            decider=setup.decider,
+            prefill_balance=setup.balance,
+            decode_balance=setup.balance,
+            ttft_target_s=setup.targets.ttft_s,
+            itl_target_s=setup.targets.tpot_s,
+            max_ttft_s=1e9,
+        ),
         Network(Random(0), LATENCY_S),
         GatewayConfig(max_queued=1_000_000),
         setup.model.context_length,
