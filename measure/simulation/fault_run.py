@@ -9,11 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from coordinator.policy.health import SERVING
 from coordinator.record import RequestRecord
 from measure.simulation import virtual_time
 from measure.simulation.cluster import Cluster, error_logs, record_of
 from measure.simulation.fault_effects import begin
-from measure.simulation.fault_script import Ask, Fault, Script
+from measure.simulation.fault_script import CONTEXT, Ask, Fault, Script
 from measure.simulation.invariants import (
     Told,
     not_counted_once,
@@ -22,8 +23,8 @@ from measure.simulation.invariants import (
     wrong_answer,
 )
 from measure.simulation.network import Network
-from pdserve.errors import PdserveError
-from pdserve.types import GenerateSpec, Mode, SamplingParams, TextPrompt
+from pdserve.errors import ErrorReason, PdserveError
+from pdserve.types import Fallback, GenerateSpec, Mode, Role, SamplingParams, TextPrompt
 
 STOP_S = 1.0
 """Within it, every worker stops what was refused, cancelled or has failed."""
@@ -35,6 +36,12 @@ RECOVERY_S = 180.0
 """How long a fleet without faults may take to serve again; probes are a minute apart at most."""
 
 _MEETING_S = 5.0
+_RECOVERABLE = frozenset(
+    reason.label
+    for reason in ErrorReason
+    if reason.value.retryable and not reason.touched_no_worker
+)
+"""What another worker need not fail with."""
 _LOOKS = 50
 _LOOK_S = 0.1
 
@@ -75,7 +82,7 @@ class _Run:
             script.model,
             Network(Random(script.seed), script.latency_s),
             script.gateway,
-            context_length=1024,
+            context_length=CONTEXT,
         )
         self._records: list[RequestRecord] = []
         self._began = 0.0
@@ -138,6 +145,10 @@ class _Run:
         self._result.ended[told.words] = self._result.ended.get(told.words, 0) + 1
         faultless = self._script.is_faultless
         self._result.broken += wrong_answer(request_id, ask, told, record, faultless=faultless)
+        if told.error in _RECOVERABLE and (well := self._well()):
+            self._result.broken.append(
+                f"invariant 2: {request_id} was told {told.error}, though {well} was well"
+            )
         if told.error or told.left:
             await self._stops(request_id)
 
@@ -163,6 +174,19 @@ class _Run:
             told.error = error.reason.label
         finally:
             await stream.aclose()
+
+    def _well(self) -> str:
+        """A worker that nothing befell and that could have written the answer from beginning to
+        end; empty where there was none."""
+        if self._script.model.fallback is Fallback.FAIL:
+            return ""
+        for name, worker in self._cluster.workers.items():
+            entry = self._cluster.fleet.by_id(name)
+            roomy = worker.spec.engine.kv_capacity_tokens > len(self._script.asks) * CONTEXT
+            serves = entry is not None and entry.state in SERVING and entry.hosts(Role.DECODE)
+            if serves and roomy and name not in self._disturbed:
+                return name
+        return ""
 
     async def _stops(self, request_id: str) -> None:
         """Checks that nobody works for a request that is over, but whoever cannot know."""

@@ -14,7 +14,7 @@ TRAFFIC_S = 15.0
 """Requests arrive and faults begin within it."""
 LONGEST_FAULT_S = 15.0
 
-_CONTEXT = 1024
+CONTEXT = 1024
 _WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
@@ -105,8 +105,8 @@ def _workers(random: Random) -> dict[str, WorkerSpec]:
         decode_step_s=random.choice((0.01, 0.03)),
         transfer_token_s=random.choice((0.00001, 0.001)),
         # A cache of 1,024 tokens has room for few requests at once.
-        kv_capacity_tokens=random.choice((_CONTEXT, 4096, 100_000)),
-        context_length=_CONTEXT,
+        kv_capacity_tokens=random.choice((CONTEXT, 4096, 100_000)),
+        context_length=CONTEXT,
         chunk_tokens=random.choice((64, 256)),
     )
     pools = (

@@ -44,7 +44,7 @@ class Setup:
 
     `prefill` of the `workers` read prompts for others: in disaggregated mode they do nothing
     else, and the others alone write; in the other modes every worker writes. A worker that
-    reads for others takes `prefill_chunk` prompt tokens a step, any other `decode_chunk`.
+    writes takes `decode_chunk` prompt tokens a step, any other `prefill_chunk`.
     `balance` and `decider` are those of pdserve's configuration, which `targets` go into, too.
     """
 
@@ -168,7 +168,7 @@ def _specs(setup: Setup) -> dict[str, WorkerSpec]:
             kv_bytes_per_token=setup.model.kv_bytes_per_token,
             kv_capacity_tokens=timing.kv_capacity_tokens,
             context_length=setup.model.context_length,
-            chunk_tokens=setup.prefill_chunk if reads else setup.decode_chunk,
+            chunk_tokens=setup.decode_chunk if Role.DECODE in roles else setup.prefill_chunk,
             max_num_seqs=1024,
         )
         specs[f"{'p' if reads else 'd'}{number}"] = WorkerSpec(roles, engine, timing, filler=True)
