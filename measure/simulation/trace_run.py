@@ -23,9 +23,6 @@ from pdserve.config import GatewayConfig, ModelConfig, SimConfig
 from pdserve.errors import PdserveError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TokenPrompt
 
-LATENCY_S = 0.0
-"""One way between two hosts of a data centre."""
-
 _LONGEST_S = 24 * 3600.0
 _BOTH = frozenset(Role)
 
@@ -133,7 +130,7 @@ async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
             itl_target_s=setup.targets.tpot_s,
             max_ttft_s=1e9,
         ),
-        Network(Random(0), LATENCY_S),
+        Network(Random(0)),
         GatewayConfig(max_queued=1_000_000),
         setup.model.context_length,
     )
