@@ -39,6 +39,9 @@ class Encoder(Protocol):
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
         """As `encode`; long prompts leave the event loop to others meanwhile."""
 
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Their text. Raises RejectedError for ids outside the vocabulary."""
+
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         """Whether the text of these tokens does not end within a character."""
 
@@ -89,6 +92,11 @@ class PromptEncoder:
         # A character has four bytes at most. One that looks like a part of another counts as one.
         tail = self._tokenizer.decode(list(token_ids[-4:]), skip_special_tokens=True)
         return not str(tail).endswith("\ufffd")
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        if not token_ids:
+            return ""
+        return str(self._tokenizer.decode(list(_checked_ids(token_ids, self.vocab_size))))
 
     def _render(self, prompt: ChatPrompt) -> str:
         if self._tokenizer.chat_template is None:
@@ -150,6 +158,11 @@ class ByteEncoder:
 
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         return True
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        ids = _checked_ids(token_ids, self.vocab_size) if token_ids else ()
+        data = bytes(id_ - self._FIRST_BYTE_ID for id_ in ids if id_ >= self._FIRST_BYTE_ID)
+        return data.decode(errors="replace")
 
     def _byte_ids(self, text: str, param: str) -> tuple[int, ...]:
         data = _utf8(text, param)

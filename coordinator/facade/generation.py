@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from coordinator.facade.echo import Echo, echo_of, echoed
 from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
 from coordinator.facade.http_wire import (
     WhileConnected,
@@ -147,7 +148,10 @@ class GenerationResponse(Response):
             if len(prompts) == n == 1:
                 last = await self._one(asked, spec, send, connection)
             else:
-                parts = parts_of(spec, record, prompts, n)
+                parts = [
+                    replace(part, echo=await self._echo(body, part.spec))
+                    for part in parts_of(spec, record, prompts, n)
+                ]
                 last = await self._several(asked, parts, send, connection)
         # Out here, for a complete response looks like a client that left.
         for message in last:
@@ -158,7 +162,10 @@ class GenerationResponse(Response):
     ) -> list[Message]:
         """Sends all but the last messages, which it returns."""
         record = asked.record
-        stream = await self._intake.open(spec, asked.caller, record, asked.body.param_names)
+        echo = await self._echo(asked.body, spec)
+        stream = echoed(
+            await self._intake.open(spec, asked.caller, record, asked.body.param_names), echo
+        )
         try:
             shape = self.operation.shape(spec.sampling)
             if record.stream:
@@ -192,6 +199,11 @@ class GenerationResponse(Response):
             return _complete(content, several.route, asked.record)
         finally:
             await several.aclose()
+
+    async def _echo(self, body: GenerationBody, spec: GenerateSpec) -> Echo | None:
+        if not body.echoes:
+            return None
+        return await echo_of(spec, self._intake.model(spec.model).encoder, alone=body.echoes_alone)
 
     def _frames(
         self, asked: _Asked, shape: LogprobsShape | None, prompt_tokens: int, index: int = 0

@@ -38,7 +38,8 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """`choices.logprobs` of completions; offsets go on from call to call."""
+    """`choices.logprobs` of completions; offsets go on from call to call. A token without a rank
+    has no log probability: the first of an echoed prompt."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -51,10 +52,14 @@ class CompletionLogprobs:
             self._offset += len(position[0].token)
         return {
             "text_offset": offsets,
-            "token_logprobs": [_number(position[0]) for position in positions],
+            "token_logprobs": [
+                _number(position[0]) if position[0].rank else None for position in positions
+            ],
             "tokens": [position[0].token for position in positions],
             "top_logprobs": [
                 {one.token: _number(one) for one in position[: self._top + 1]}
+                if position[0].rank
+                else None
                 for position in positions
             ],
         }

@@ -11,6 +11,7 @@ every element holds the event loop, and so every token stream, for seconds other
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
@@ -108,6 +109,16 @@ class GenerationBody(_Body, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with its prompt."""
+        return False
+
+    @property
+    def echoes_alone(self) -> bool:
+        """Whether the prompt is all there is to show."""
+        return False
 
     @property
     def continuous_usage(self) -> bool:
@@ -232,6 +243,21 @@ class CompletionRequest(GenerationBody, kw_only=True):
     @property
     def asked_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def echoes_alone(self) -> bool:
+        return self.echoes and self.max_tokens == 0
+
+    def to_sampling(self) -> SamplingParams:
+        sampling = super().to_sampling()
+        if self.echoes and self.prompt_logprobs is None:
+            sampling = replace(sampling, prompt_logprobs=self.logprobs)
+        # As in vLLM, a token is written all the same, and not shown.
+        return replace(sampling, max_tokens=1) if self.echoes_alone else sampling
 
     def to_prompts(self) -> list[Prompt]:
         prompt = self.prompt

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coordinator.facade.echo import Echo, echoed
 from coordinator.facade.intake import Intake, ended_early
 from coordinator.facade.validate import ParamNames
 from coordinator.gateway.keys import Caller
@@ -23,6 +24,7 @@ class Part:
     spec: GenerateSpec
     record: RequestRecord
     counts_prompt: bool
+    echo: Echo | None = None
 
 
 def parts_of(
@@ -106,7 +108,10 @@ class Several:
 
     async def _read(self, index: int, part: Part) -> None:
         try:
-            stream = await self._intake.open(part.spec, self._caller, part.record, self._names)
+            stream = echoed(
+                await self._intake.open(part.spec, self._caller, part.record, self._names),
+                part.echo,
+            )
             try:
                 async for delta in stream:
                     await self._queue.put((index, delta, stream.route, stream.prompt_tokens))

@@ -21,7 +21,6 @@ _NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("best_of", _is_one),
     ("tools", _is_falsy),
     ("tool_choice", lambda value: value in (None, "none", "auto")),
-    ("echo", _is_falsy),
     ("suffix", _is_falsy),
 )
 

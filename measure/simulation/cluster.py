@@ -51,6 +51,9 @@ class TokenEncoder:
     async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
         return self.encode(prompt)
 
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        return "".join(map(chr, token_ids))
+
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         return True
 

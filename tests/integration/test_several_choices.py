@@ -1,4 +1,4 @@
-"""n, and lists of prompts: each choice is answered as if it were asked for alone."""
+"""n, lists of prompts, and echo: each choice is answered as if it were asked for alone."""
 
 from __future__ import annotations
 
@@ -90,3 +90,39 @@ async def test_one_bad_prompt_fails_the_request_and_holds_nothing() -> None:
         response = await core.http.post(PATH, json=body(TEXT, prompt=["a"] * 129))
         assert response.json()["error"]["param"] == "prompt"
         await fleet.until_idle()
+
+
+@pytest.mark.parametrize("mode", ROUTES)
+async def test_an_echo_is_the_prompt_and_then_the_answer(mode: Mode) -> None:
+    async with sim_fleet(prefill(), decode()) as fleet:
+        core = fleet.coordinator
+        plain = await ask(core, mode)
+        text = TEXT + plain["choices"][0]["text"]
+        echoed = await ask(core, mode, echo=True)
+        assert echoed["choices"][0]["text"] == text
+        assert echoed["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+        assert (await stream(core, mode, echo=True))[0] == {0: text}
+        both = await ask(core, mode, echo=True, prompt=[TEXT, "Hi"])
+        assert [choice["text"][:2] for choice in both["choices"]] == [TEXT[:2], "Hi"]
+        ids = [ord(char) + 3 for char in "Hi"]  # those of ByteEncoder
+        assert (await ask(core, mode, echo=True, prompt=ids))["choices"][0]["text"][:2] == "Hi"
+
+
+async def test_an_echo_has_log_probabilities_of_prompt_and_answer_but_of_the_first_token() -> None:
+    """As evaluations ask for them: how likely is this text?"""
+    async with sim_fleet(prefill(), decode()) as fleet:
+        asked = body(TEXT, echo=True, logprobs=1)
+        for max_tokens in (0, 3):
+            response = await fleet.coordinator.http.post(
+                PATH, json={**asked, "max_tokens": max_tokens}
+            )
+            (choice,) = response.json()["choices"]
+            shown = choice["logprobs"]
+            assert len(shown["tokens"]) == len(TEXT) + max_tokens
+            assert shown["tokens"][0] == TEXT[0]
+            for name in ("token_logprobs", "top_logprobs"):
+                assert shown[name][0] is None
+                assert None not in shown[name][1:]
+                assert len(shown[name]) == len(shown["tokens"])
+            assert choice["text"].startswith(TEXT)
+            assert (choice["text"] == TEXT) is (max_tokens == 0)

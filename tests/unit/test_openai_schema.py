@@ -243,7 +243,7 @@ BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
     ("prompt.1.0", {"prompt": [[1], ["a"]]}),
     ("messages", {"messages": MESSAGES}),
     ("best_of", {"best_of": 2}),
-    ("echo", {"echo": True}),
+    ("echo", {"echo": "yes"}),
     ("suffix", {"suffix": "x"}),
     ("logprobs", {"logprobs": True}),
     ("top_logprobs", {"top_logprobs": 1}),

@@ -55,7 +55,7 @@ def schema(value: Any) -> dict[str, Any]:
         ({}, {"unknown": 1}, "unknown"),
         ({}, {"n": 129}, "n"),
         ({}, {"n": -(10**30)}, "n"),
-        ({}, {"echo": True}, "echo"),
+        ({}, {"suffix": "x"}, "suffix"),
         ({}, {"stop": ["a"] * 10_000}, "stop"),
         ({}, {"stop_token_ids": [1] * 10_000}, "stop_token_ids"),
         ({}, {"logit_bias": {str(10**30): 1}}, "logit_bias"),
