@@ -108,9 +108,10 @@ class Climb:
         self._num_chars += num_chars
         self.execution.release()
         fault = fault_of(plan, prefill_side=False, reason=error.reason)
-        if fault is None or not self._left:
+        failed = is_infrastructure(error.reason)  # a move is no failure, and costs no attempt
+        if fault is None or (failed and not self._left):
             raise error
-        if is_infrastructure(error.reason):  # a move is no failure, and costs no attempt
+        if failed:
             self._left -= 1
             self._fleet.worker_failed(plan.decode, error.message)
         self._record.recoveries.append(error.reason.label)

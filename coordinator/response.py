@@ -49,7 +49,6 @@ class ResponseStream:
         self._latencies = observer.metrics.inter_token
         self._series = self._latencies.series(record.model, record.route.mode.value)
         self._take: Take | None = None
-        self._resuming: asyncio.Timeout | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._error: PdserveError | None = None
@@ -110,12 +109,10 @@ class ResponseStream:
     async def _resume(self, cause: DecodeError) -> Delta:
         """The first delta after `cause` cut the answer off."""
         try:
-            async with asyncio.timeout(None) as self._resuming:
+            async with asyncio.timeout_at(None if self._timer is None else self._timer.when()):
                 delta = await self._climb.resume(cause)
         except TimeoutError:
             raise _too_late() from None
-        finally:
-            self._resuming = None
         self._execution = self._climb.execution
         if self._take is not None:
             self._execution.forward(self._take)
@@ -123,8 +120,6 @@ class ResponseStream:
 
     def _expire(self) -> None:
         self._execution.fail(_too_late())
-        if self._resuming is not None:
-            self._resuming.reschedule(asyncio.get_running_loop().time())
 
     def _count_gap(self) -> None:
         now = time.monotonic()

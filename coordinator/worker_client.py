@@ -125,19 +125,12 @@ class Session(Protocol):
         ...
 
     def give_up(self, cause: DecodeError) -> None:
-        """Drops every sequence, and fails each with `cause`."""
+        """Drops every sequence, and fails each with `cause`, for its request to go on elsewhere."""
         ...
 
     @property
     def lost(self) -> bool:
         """Whether `run` has ended: nothing more comes of this session."""
-        ...
-
-    def move(self) -> int:
-        """Has every open sequence continued on another worker; returns how many there are.
-
-        Each fails with DRAINING, upon which its request drops it and goes on elsewhere.
-        """
         ...
 
 
@@ -282,11 +275,6 @@ class GrpcSession:
     @property
     def lost(self) -> bool:
         return self._lost is not None
-
-    def move(self) -> int:
-        for sequence in self._sequences.values():
-            sequence.fail(DecodeError(ErrorReason.DRAINING, "the decode worker is being drained"))
-        return len(self._sequences)
 
     def open(self) -> Sequence:
         self._last_id += 1

@@ -291,11 +291,6 @@ class FakeSession:
     def lost(self) -> bool:
         return self._over
 
-    def move(self) -> int:
-        for sequence in self._open:
-            sequence.fail(DecodeError(ErrorReason.DRAINING, "moved"))
-        return len(self._open)
-
     def open(self) -> Sequence:
         self._last_id += 1
         sequence = Sequence(self._last_id)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.fleet import SILENCE_S
+from coordinator.fleet import RECONNECT_S, SILENCE_S
 from coordinator.lifecycle import State
 from coordinator.response import ResponseStream
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.replay import Replay
 from pdserve.types import Delta, EngineRequest, Mode, SamplingParams, Usage
+from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import Answer, Core, assert_complete, running
 from tests.support.fake_worker import (
     ANSWER_TOKENS,
@@ -298,6 +299,21 @@ async def test_the_deadline_holds_for_the_rest_of_the_answer() -> None:
 
 
 @on_virtual_time
+async def test_an_answer_that_is_read_after_its_deadline_is_not_continued() -> None:
+    writers = decodes(2)
+    async with running(*writers) as core:
+        writers[0].starts.append(cut_off(1))
+        stream = await begun(core, deadline=time.monotonic() + 3)
+        await anext(stream)
+        at_work(core).stop()
+        await asyncio.sleep(5)  # the client takes nothing
+        with pytest.raises(PdserveError) as failure:
+            await read(stream)
+        assert failure.value.reason is ErrorReason.DEADLINE_EXCEEDED
+        assert not any(writer.sequences for writer in writers)
+
+
+@on_virtual_time
 async def test_a_client_may_leave_while_its_answer_waits() -> None:
     (writer,) = decodes()
     async with running(writer) as core:
@@ -320,13 +336,28 @@ async def test_running_answers_can_be_moved_and_it_costs_no_attempt() -> None:
         stream = await begun(core)
         for _ in range(2):
             await anext(stream)
-            session = core.worker(core.record.decode_worker).session
-            assert session is not None
-            assert session.move() == 1
+            assert core.fleet.move(core.worker(core.record.decode_worker))
         given = await read(stream)
         assert given.finish_reason is not None
         assert core.record.recoveries == ["draining", "draining"]
         assert recoveries(core, "continued", "draining") == 2
+
+
+@on_virtual_time
+async def test_an_answer_that_has_no_attempt_left_can_be_moved() -> None:
+    writers = decodes(2)
+    async with running(*writers, max_recoveries=1) as core:
+        writers[0].starts.extend([cut_off(1), cut_off(1)])
+        stream = await begun(core)
+        await anext(stream)
+        at_work(core).stop()
+        await anext(stream)
+        next(writer for writer in writers if not writer.up).restart()
+        await asyncio.sleep(RECONNECT_S + HEARTBEAT_S)
+        assert core.fleet.move(core.worker(core.record.decode_worker))
+        given = await read(stream)
+        assert given.finish_reason is not None
+        assert core.record.recoveries == ["decode_failed", "draining"]
 
 
 @on_virtual_time
