@@ -114,9 +114,13 @@ class Ops:
         if worker is None:
             raise RejectedError(ErrorReason.NOT_FOUND, f"no worker {worker_id!r} is connected")
         worker.told_to_drain = True
-        unfinished = await worker.client.drain(deadline_s)
-        if unfinished and self._fleet.move(worker):
-            unfinished = await worker.client.drain(MOVED_WITHIN_S)
+        try:
+            unfinished = await worker.client.drain(deadline_s)
+            if unfinished and self._fleet.move(worker):
+                unfinished = await worker.client.drain(MOVED_WITHIN_S)
+        except BaseException:
+            worker.told_to_drain = False  # if it drains, it says so itself
+            raise
         return {"worker": worker_id, "unfinished": unfinished}
 
     def stop(self) -> None:

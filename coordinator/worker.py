@@ -111,6 +111,7 @@ class Worker:
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             call.reschedule(now)
+        self._calls.clear()  # one that is being ended cannot be ended again
 
     def hosts(self, role: Role) -> bool:
         return self.info is not None and role in self.info.roles

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import CancelledError
+from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.ops import RouteStatus
+from coordinator.policy.health import WorkerState
 from pdserve.config import Arm, Experiment, GatewayConfig
-from pdserve.errors import ErrorReason, PrefillError, RejectedError
+from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import Fallback, Load, Mode, Role, WorkerInfo
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate
@@ -216,6 +220,16 @@ async def test_a_worker_that_drains_carries_no_route() -> None:
         worker.report(Load(draining=True))
         await settle()
         assert not is_ready(core)
+
+
+@pytest.mark.parametrize("cause", [DecodeError(ErrorReason.INTERNAL, "no"), CancelledError()])
+@on_virtual_time
+async def test_a_worker_that_did_not_take_the_order_to_drain_goes_on(cause: BaseException) -> None:
+    worker = decode()
+    async with running(worker) as core:
+        with mock.patch.object(worker, "drain", side_effect=cause), suppress(type(cause)):
+            await core.ops.drain("d", 30)
+        assert core.worker("d").state is WorkerState.READY
 
 
 # What is shown.
