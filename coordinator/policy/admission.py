@@ -280,13 +280,20 @@ class AdmissionQueue:
         return max(0.0, self._seats(capacity) - self.running)
 
     def _next(self, capacity: Capacity) -> Ticket | None:
-        """Of the lanes' heads that fit, the one that must begin first."""
+        """Of the lanes' heads that fit, the one that must begin first. Nobody where another lacks
+        cache alone and has waited for longer than it can still wait: what goes before it from
+        the other lane would never leave it enough."""
         heads = [
-            place.item
-            for lane in self._lanes.values()
-            if (place := lane.queue.head()) is not None and self._fits(place.item, capacity)
+            place.item for lane in self._lanes.values() if (place := lane.queue.head()) is not None
         ]
-        return min(heads, key=lambda ticket: ticket.latest, default=None)
+        fit = [ticket for ticket in heads if self._fits(ticket, capacity)]
+        if any(ticket not in fit and self._is_passed_over(ticket, capacity) for ticket in heads):
+            return None
+        return min(fit, key=lambda ticket: ticket.latest, default=None)
+
+    def _is_passed_over(self, ticket: Ticket, capacity: Capacity) -> bool:
+        waited, left = self._now - ticket.queued, ticket.latest - self._now
+        return waited >= left and self._has_reader(ticket, capacity)
 
     def _fits(self, ticket: Ticket, capacity: Capacity) -> bool:
         if self.running >= self._seats(capacity):
@@ -296,10 +303,12 @@ class AdmissionQueue:
         reading = sum(lane.reading for lane in self._lanes.values())
         # Answers under way are, on the average, half written.
         growth = (self.running - reading) * self._answer_tokens / 2
+        needed = self._reading_kv + ticket.kv_tokens + growth
+        return needed <= capacity.free_kv_tokens and self._has_reader(ticket, capacity)
+
+    def _has_reader(self, ticket: Ticket, capacity: Capacity) -> bool:
         work = ticket.work
-        return (
-            self._reading_kv + ticket.kv_tokens + growth <= capacity.free_kv_tokens
-        ) and self._lanes[work.reader].has_room(work.prompt_tokens, capacity.pool(work.reader))
+        return self._lanes[work.reader].has_room(work.prompt_tokens, capacity.pool(work.reader))
 
 
 class _Lane:

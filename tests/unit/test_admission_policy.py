@@ -150,6 +150,21 @@ def test_pools_have_windows_of_their_own() -> None:
     assert model.let_in == ["p1", "p2", "d1"]
 
 
+def test_what_one_pool_reads_cannot_keep_the_other_from_the_cache_for_ever() -> None:
+    pools = {DECODE: Pool(1, 10**6), PREFILL: Pool(1, 10**6)}
+    model = Model(capacity=Capacity(100, 1_000, pools))
+    reading = [model.ask("d0", 500)]
+    model.ask("large", 900, reader=PREFILL)  # must begin by 60
+    while "large" not in model.let_in and model.now < 40:
+        model.now += 1
+        reading.append(model.ask(f"d{model.now:.0f}", 500))
+        model.queue.read(reading.pop(0), model.now)
+        model.admit()
+    # From 30 on it has waited longer than it can still wait: nobody else takes any cache.
+    assert model.let_in[-2:] == ["d29", "large"]
+    assert model.now == 30
+
+
 def test_what_is_being_read_must_fit_the_free_cache() -> None:
     model = Model(capacity=Capacity(100, 1_000, {DECODE: Pool(1, 10**6)}))
     first = model.ask("a", 600)
