@@ -243,9 +243,13 @@ class CoordinatorMetrics:
             tokens.labels(record.model, mode, "prompt").inc(record.usage.prompt_tokens)
             tokens.labels(record.model, mode, "cached").inc(record.usage.cached_tokens)
             tokens.labels(record.model, mode, "completion").inc(record.usage.completion_tokens)
-            predicted, true = record.predicted_cached_tokens, record.usage.cached_tokens
-            met = min(predicted, true)
-            predictions = self._predictions
-            predictions.labels(record.model, mode, "hit").inc(met)
-            predictions.labels(record.model, mode, "missed").inc(predicted - met)
-            predictions.labels(record.model, mode, "unforeseen").inc(true - met)
+            if not record.recoveries:  # else another worker's cache saved it than was asked about
+                self._compare(record, mode, record.usage.cached_tokens)
+
+    def _compare(self, record: RequestRecord, mode: str, saved: int) -> None:
+        predicted = record.predicted_cached_tokens
+        met = min(predicted, saved)
+        predictions = self._predictions
+        predictions.labels(record.model, mode, "hit").inc(met)
+        predictions.labels(record.model, mode, "missed").inc(predicted - met)
+        predictions.labels(record.model, mode, "unforeseen").inc(saved - met)

@@ -136,6 +136,22 @@ def test_what_was_believed_of_a_cache_is_compared_with_what_it_saved(
     )
 
 
+def test_what_another_worker_s_cache_saved_tells_nothing_of_a_belief() -> None:
+    registry = CollectorRegistry()
+    record = finished(
+        model="tiny",
+        route=Route(Mode.COLOCATED, "", ""),
+        usage=Usage(100, 3, 32),
+        predicted_cached_tokens=64,
+        recoveries=["decode_failed"],
+    )
+    CoordinatorMetrics(registry).request_done(record, None, ended=12.0)
+    labels = {"model": "tiny", "mode": "colocated"}
+    for outcome in ("hit", "missed", "unforeseen"):
+        name = "pdserve_prefix_predicted_tokens_total"
+        assert registry.get_sample_value(name, {**labels, "outcome": outcome}) is None
+
+
 def test_a_request_that_failed_before_its_first_token_leaves_latencies_alone() -> None:
     registry = CollectorRegistry()
     record = finished(model="tiny", phases={"queue": 0.5})
