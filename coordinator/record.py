@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.lifecycle import Event, State, advance
 from pdserve.errors import ErrorReason, PdserveError
@@ -46,6 +46,10 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         self._phase_began = self.received
+
+    def twin(self, request_id: str) -> RequestRecord:
+        """That of another request of the same call, of which nothing has been learnt yet."""
+        return replace(self, request_id=request_id, fallbacks=[], recoveries=[], phases={})
 
     def apply(self, event: Event) -> None:
         self.state = advance(self.state, event)

@@ -38,7 +38,7 @@ def parts_of(
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + choice)
         part = replace(spec, request_id=request_id, prompt=prompt, sampling=sampling)
-        own = replace(record, request_id=request_id) if index else record
+        own = record.twin(request_id) if index else record
         parts.append(Part(part, own, counts_prompt=choice == 0))
     return parts
 
