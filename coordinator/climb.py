@@ -87,6 +87,7 @@ class Climb:
         self._token_ids: tuple[int, ...] = ()
         self._num_chars = 0
         self._left = model.config.max_recoveries
+        self._losses_left = max(1, model.config.max_recoveries)
 
     async def begin(self, prompt: PromptBlocks) -> Delta:
         """Plans and tries, each time without what failed, until a first delta comes.
@@ -104,6 +105,7 @@ class Climb:
         """
         plan = self.execution.plan
         token_ids, num_chars = self.execution.given
+        self._losses_left -= self.execution.lost
         self._token_ids += tuple(token_ids)
         self._num_chars += num_chars
         self.execution.release()
@@ -215,14 +217,17 @@ class Climb:
         plan = execution.plan
         prefill_side = isinstance(error, PrefillError)
         fault = fault_of(plan, prefill_side=prefill_side, reason=error.reason)
-        if fault is None:
+        lost = fault is Fault.DECODE and execution.lost
+        # A request that kills its workers must not meet them all.
+        if fault is None or (lost and self._losses_left <= 0):
             execution.release()
             raise error
+        self._losses_left -= lost
         if is_infrastructure(error.reason) and fault in (Fault.PREFILL, Fault.DECODE):
             blamed = plan.decode if fault is Fault.DECODE else plan.prefill
             assert blamed is not None
             self._fleet.worker_failed(blamed, error.message)
-        return _Failure(plan, fault, error, fault is Fault.DECODE and execution.lost)
+        return _Failure(plan, fault, error, lost)
 
     def _step(self, failure: _Failure, plan: Plan) -> str:
         """Counts and logs one step down the ladder, and puts it into words for the client."""

@@ -80,7 +80,10 @@ class Discovery:
                 log.info("workers found", source=source, addresses=sorted(found))
             self._found[source] = found
         if trouble != self._trouble.get(source, ""):
-            log.warning("workers cannot be looked up", source=source, cause=trouble or None)
+            if trouble:
+                log.warning("workers cannot be looked up", source=source, cause=trouble)
+            else:
+                log.info("workers can be looked up again", source=source)
         self._trouble[source] = trouble
         self._unseen.discard(source)
         # A fleet that is told in parts would be ready before it is whole.

@@ -159,6 +159,9 @@ class Fleet:
 
     def request_failed(self, pair: Pair, cause: str) -> bool:
         """Counts a failure of the pair itself; whether it is quarantined for it."""
+        workers = self.by_id(pair.prefill[0]), self.by_id(pair.decode[0])
+        if any(worker is not None and worker.silent for worker in workers):
+            return False  # that is its silence, which is judged by itself
         quarantined = self.pairs.request_failed(pair, cause, self.clock.now())
         if quarantined:
             self.changed.set()
@@ -181,7 +184,7 @@ class Fleet:
     def worker_failed(self, worker_id: str, cause: str) -> None:
         """Counts a failure of the worker's own infrastructure."""
         worker = self.by_id(worker_id)
-        if worker is None or not worker.proven:
+        if worker is None or worker.silent or not worker.proven:
             return
         now = self.clock.now()
         standing = worker.standing.request_failed(cause, now, self._quarantine_after)

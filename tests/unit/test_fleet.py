@@ -294,6 +294,21 @@ async def test_what_runs_on_a_worker_that_is_heard_again_in_time_goes_on() -> No
         assert len(worker.served) == 2, "the probe of the start and this request, and no new probe"
 
 
+@on_virtual_time
+async def test_prompts_that_silence_sends_elsewhere_count_against_nobody() -> None:
+    reader = prefill()
+    async with running(reader, decode(), quarantine_after=2) as core:
+        reader.prefills.extend([[Gate()]] * 3)
+        asking = [asyncio.create_task(core.ask(mode=Mode.DISAGGREGATED)) for _ in range(3)]
+        reader.silent = True
+        await asyncio.sleep(HEARTBEAT_S + SUSPICION_S + 0.5)
+        await asyncio.gather(*asking)
+        reader.silent = False
+        await asyncio.sleep(2 * HEARTBEAT_S)
+        assert ready(core) == (["p"], ["d"], {("p", "d")})
+        assert reader.served.count(("prefill", core.record.request_id)) == 1
+
+
 # Quarantine.
 
 

@@ -328,6 +328,25 @@ async def test_a_client_may_leave_while_its_answer_waits() -> None:
         assert core.access[0]["outcome"] == "cancelled"
 
 
+@pytest.mark.parametrize(("max_recoveries", "met"), [(0, 2), (1, 2), (2, 3)])
+@pytest.mark.parametrize("begins", [0, 1])
+@on_virtual_time
+async def test_a_request_that_kills_its_workers_does_not_meet_them_all(
+    begins: int, max_recoveries: int, met: int
+) -> None:
+    writers = decodes(6)
+    async with running(*writers, max_recoveries=max_recoveries) as core:
+        writers[0].starts.extend([cut_off(begins), *[cut_off(0)] * 6])
+        asking = asyncio.create_task(core.ask(sampling=PLAIN))
+        for _ in range(6):
+            await settle()
+            at_work(core).stop()
+        with pytest.raises(DecodeError):
+            await asking
+        dead = sum(not writer.up for writer in writers)
+        assert dead == (1 if begins and not max_recoveries else met)
+
+
 @on_virtual_time
 async def test_running_answers_can_be_moved_and_it_costs_no_attempt() -> None:
     writers = decodes(2)
