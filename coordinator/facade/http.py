@@ -26,6 +26,21 @@ from coordinator.facade.ports import Dispatch, EndObserver, Ops
 from coordinator.gateway.gateway import Gateway
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
+_NOT_TEXT = frozenset(
+    f"/v1/{name}"
+    for name in (
+        "audio/speech",
+        "audio/transcriptions",
+        "audio/translations",
+        "embeddings",
+        "images/generations",
+        "moderations",
+        "rerank",
+        "score",
+    )
+)
+"""What OpenAI's or vLLM's servers have for other models."""
+
 
 class _Application(FastAPI):
     """FastAPI, except for the token path.
@@ -110,9 +125,10 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        told = RejectedError(
-            ErrorReason.NOT_FOUND, f"no endpoint {request.method} {request.url.path}"
-        )
+        words = f"no endpoint {request.method} {request.url.path}"
+        if request.url.path in _NOT_TEXT:
+            words += ": this server writes text, and does nothing else with a model"
+        told = RejectedError(ErrorReason.NOT_FOUND, words)
         return error_response(
             told, request_id_of(request), status=error.status_code, headers=error.headers
         )

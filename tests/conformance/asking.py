@@ -41,7 +41,10 @@ def over_http(client: httpx.Client, model: str, case: Case, mode: str, *, stream
     if response.status_code == 400:
         return Seen(refused=response.json()["error"].get("param") or "")
     response.raise_for_status()
-    took = response.headers.get("x-pdserve-mode", "")
+    took = (
+        response.headers.get("x-pdserve-mode", ""),
+        response.headers.get("x-pdserve-reason", ""),
+    )
     if not stream:
         answer = response.json()
         (choice,) = answer["choices"]
@@ -76,6 +79,7 @@ def over_grpc(stub: Any, model: str, case: Case, mode: str, *, stream: bool) -> 
         # OpenAI's surface shows nothing in place of the first token's.
         num_prompt_logprobs=of_prompt + 1 if of_prompt else 0,
         mode={number: name for name, number in MODES.items()}[messages[0].route.mode],
+        reason=messages[0].route.reason,
     )
 
 

@@ -21,12 +21,13 @@ SCHEMA = {
 @dataclass(frozen=True, eq=False)
 class Case:
     """`fields` are added to a greedy request of 8 tokens. `streamed` says whether OpenAI's
-    surface has it in streams."""
+    surface has it in streams, `grpc` whether that of gRPC has it."""
 
     name: str
     kind: Literal["chat", "completion"] = "completion"
     fields: dict[str, Any] = field(default_factory=dict)
     streamed: bool = True
+    grpc: bool = True
 
     @property
     def body(self) -> dict[str, Any]:
@@ -65,6 +66,13 @@ CASES = (
     Case("logprobs", fields={"logprobs": 3}),
     Case("logprobs, top_logprobs", "chat", {"logprobs": True, "top_logprobs": 3}),
     Case("prompt_logprobs", fields={"prompt_logprobs": 1}, streamed=False),
+    Case("echo", fields={"echo": True}, grpc=False),
+    Case("echo, logprobs", fields={"echo": True, "logprobs": 1}, grpc=False),
+    Case(
+        "echo, logprobs, max_tokens 0",
+        fields={"echo": True, "logprobs": 1, "max_tokens": 0},
+        grpc=False,
+    ),
     Case("response_format: json_object", "chat", {"response_format": {"type": "json_object"}}),
     Case(
         "response_format: json_schema",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from tests.support.second_coordinator import second_coordinator
 
 ROUTES = ("colocated", "NIXL", "gRPC transport")
 SURFACES = ("HTTP", "gRPC")
+_ATTEMPTS = 10
+"""Of a request that fell back, on a machine so busy that a hand-off fails now and then."""
 
 
 class Way(NamedTuple):
@@ -64,16 +67,28 @@ def compare(references: dict[Case, Expected], fleet: Fleet) -> Cells:
 
 def cell(clients: Fleet, case: Case, way: Way, reference: Expected) -> Verdict:
     """One case on one way; a way that differs is told in full."""
-    if way.stream and not case.streamed and way.surface == "HTTP":
+    there = case.grpc if way.surface == "gRPC" else case.streamed or not way.stream
+    if not there:
         return Verdict.NOT_THERE
     mode = "colocated" if way.route == "colocated" else "disaggregated"
-    if way.surface == "HTTP":
-        seen = over_http(clients.http, clients.model, case, mode, stream=way.stream)
-    else:
-        seen = over_grpc(clients.grpc, clients.model, case, mode, stream=way.stream)
-    found = verdict(reference.seen, seen, mode, reference.near_tie_at)
+    for _ in range(_ATTEMPTS):
+        if way.surface == "HTTP":
+            seen = over_http(clients.http, clients.model, case, mode, stream=way.stream)
+        else:
+            seen = over_grpc(clients.grpc, clients.model, case, mode, stream=way.stream)
+        if not seen.fell_back:
+            break
+    whole = reference.seen
+    if way.stream and way.surface == "HTTP":
+        whole = replace(whole, num_prompt_logprobs=0)
+    found = verdict(whole, seen, mode, reference.near_tie_at)
     if found in (Verdict.DIFFERENT, Verdict.NEAR_TIE):
-        print(f"{case.name} {way}: {reference} but {seen}", flush=True)
+        parted = [
+            field.name
+            for field in fields(Seen)
+            if getattr(whole, field.name) != getattr(seen, field.name)
+        ]
+        print(f"{case.name} {way}: {parted}; {whole.text!r}, but {seen.text!r}", flush=True)
     return found
 
 

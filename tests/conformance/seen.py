@@ -14,7 +14,8 @@ LOGPROB_STEP = 0.15
 class Seen:
     """`refused` is the parameter that a 400 named; then the rest is empty.
 
-    `logprobs` are those of the tokens answered. `mode` is that of pdserve's header.
+    `logprobs` are those of the tokens shown, 0 where there is none. `mode` and `reason` are
+    those of pdserve's headers.
     """
 
     text: str = ""
@@ -24,6 +25,12 @@ class Seen:
     num_prompt_logprobs: int = 0
     mode: str = ""
     refused: str | None = None
+    reason: str = ""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether it is the fleet's doing, and not the parameter's, that it was colocated."""
+        return "fell back to colocated" in self.reason
 
 
 class Verdict(StrEnum):
@@ -60,14 +67,15 @@ def _same(one: Seen, other: Seen) -> bool:
     )
 
 
-def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], mode: str) -> Seen:
-    """Of the pieces of one choice, in order; a whole answer is one piece."""
+def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], took: tuple[str, str]) -> Seen:
+    """Of the pieces of one choice, in order; a whole answer is one piece. `took` are mode and
+    reason."""
     texts, logprobs, of_prompt = [], [], 0
     for choice in choices:
         content = choice.get("message") or choice.get("delta") or {}
         texts.append(choice.get("text") or content.get("content") or "")
         shown = choice.get("logprobs") or {}
-        logprobs += shown.get("token_logprobs") or []
+        logprobs += [one or 0.0 for one in shown.get("token_logprobs") or ()]
         logprobs += [one["logprob"] for one in shown.get("content") or ()]
         of_prompt += len(choice.get("prompt_logprobs") or ())
     return Seen(
@@ -76,15 +84,16 @@ def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], mode: str) -
         usage=(usage["prompt_tokens"], usage["completion_tokens"]),
         logprobs=tuple(logprobs),
         num_prompt_logprobs=of_prompt,
-        mode=mode,
+        mode=took[0],
+        reason=took[1],
     )
 
 
-def near_tie(positions: list[dict[str, float]], tokens: list[str]) -> int | None:
+def near_tie(positions: list[dict[str, float] | None], tokens: list[str]) -> int | None:
     """Where the text may part, from completions' `top_logprobs` and `tokens` of a greedy run."""
     at = 0
     for top, token in zip(positions, tokens, strict=True):
-        best = sorted(top.values(), reverse=True)
+        best = sorted((top or {}).values(), reverse=True)
         if len(best) > 1 and best[0] - best[1] <= LOGPROB_STEP:
             return at
         at += len(token)

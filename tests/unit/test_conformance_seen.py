@@ -54,6 +54,6 @@ def test_the_pieces_of_a_choice_make_one_answer() -> None:
         },
     ]
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    assert of_chosen(pieces, usage, "colocated") == Seen(
-        "ab", "stop", (3, 2), (-0.5, -1.0), 0, "colocated"
+    assert of_chosen(pieces, usage, ("colocated", "why")) == Seen(
+        "ab", "stop", (3, 2), (-0.5, -1.0), 0, "colocated", None, "why"
     )

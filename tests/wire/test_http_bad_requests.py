@@ -173,3 +173,9 @@ async def test_unknown_paths_and_methods(
     param = "model" if path == "/v1/models/" else None
     assert_error(response, status, code, param)
     assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_what_other_models_do_is_told_to_be_elsewhere(facade: HttpFacade) -> None:
+    response = await facade.client.post("/v1/embeddings", json={"model": "tiny", "input": "Hi"})
+    assert_error(response, 404, "not_found", None)
+    assert "/v1/embeddings: this server writes text" in response.json()["error"]["message"]
