@@ -32,7 +32,7 @@ from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.resume import Resumed, resumed
 from coordinator.policy.snapshot import Plan, RequestFacts
 from coordinator.record import RequestRecord
-from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
+from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import Delta, EngineRequest, Route
 
 log = structlog.get_logger("climb")
@@ -139,6 +139,10 @@ class Climb:
             first = await self._climb(again, prompt, failure)
             outcome = "continued"
             return first
+        except PdserveError as refusal:
+            if refusal.reason.touched_no_worker:  # of what we ask for, not of what the client did
+                raise error from refusal
+            raise
         finally:
             self._observer.metrics.recovered(self._record.model, error.reason.label, outcome)
 

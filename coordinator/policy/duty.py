@@ -67,7 +67,13 @@ _LOW = 0.5
 def move(
     workers: Sequence[OnDuty], policy: DutyPolicy, last_move: float, now: float
 ) -> Move | None:
-    """The next move, if any. `workers` are those of one model that may be given work."""
+    """The next move, if any. `workers` are those of one model that may be given work.
+
+    Where none is left that writes, or reads for others, whoever may do so does, at once.
+    """
+    for missing, other in (("writes", Duty.PREFILL), ("reads", Duty.DECODE)):
+        if all(worker.duty is other for worker in workers) and (worker := _idlest(workers, other)):
+            return Move(worker.worker_id, Duty.COLOCATED, f"nobody else {missing}")
     if now - last_move < policy.dwell_s:
         return None
     prefill, decode = pressures(workers, policy)

@@ -86,6 +86,27 @@ def test_the_next_move(workers: list[OnDuty], expected: Move | None) -> None:
     assert move(workers, POLICY, last_move=0.0, now=LATER) == expected
 
 
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([worker("a", P, 0, 0), worker("b", P, 5000, 0)], Move("a", C, "nobody else writes")),
+        ([worker("a", D, 0, 50), worker("b", D, 0, 9)], Move("b", C, "nobody else reads")),
+        (
+            [worker("a", P, 0, 0, fixed=True), worker("b", P, 0, 0)],
+            Move("b", C, "nobody else writes"),
+        ),
+        ([worker("a", P, 0, 0, fixed=True)], None),
+        ([worker("a", D, 0, 0, fixed=True)], None),
+        ([worker("a", P, 0, 0), worker("b", D, 0, 0)], None),
+        ([], None),
+    ],
+)
+def test_a_pool_that_has_lost_its_last_worker_gets_one_at_once(
+    workers: list[OnDuty], expected: Move | None
+) -> None:
+    assert move(workers, POLICY, last_move=LATER - 1, now=LATER) == expected
+
+
 def test_nobody_moves_soon_after_a_move() -> None:
     workers = [worker("a", C, 1500, 3), worker("b", C, 1500, 1)]
     assert move(workers, POLICY, last_move=LATER - 29.9, now=LATER) is None

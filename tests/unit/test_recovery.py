@@ -328,6 +328,21 @@ async def test_a_client_may_leave_while_its_answer_waits() -> None:
         assert core.access[0]["outcome"] == "cancelled"
 
 
+@on_virtual_time
+async def test_a_worker_that_cannot_go_on_with_an_answer_is_not_the_client_s_fault() -> None:
+    writers = decodes(2)
+    refusal = DecodeError(ErrorReason.INVALID_ARGUMENT, "cannot replay")
+    async with running(*writers) as core:
+        writers[0].starts.extend([cut_off(1), [refusal]])
+        stream = await begun(core, sampling=WITH_STATE)
+        at_work(core).stop()
+        with pytest.raises(DecodeError) as failure:
+            await read(stream)
+        assert failure.value.reason is ErrorReason.DECODE_FAILED
+        assert core.access[0]["outcome"] == "decode_failed"
+        assert recoveries(core, "failed") == 1
+
+
 @pytest.mark.parametrize(("max_recoveries", "met"), [(0, 2), (1, 2), (2, 3)])
 @pytest.mark.parametrize("begins", [0, 1])
 @on_virtual_time
