@@ -16,7 +16,7 @@ from pdserve.types import Mode
 SECTION = Section("comparison", "pdserve simulate compare FOLDER --write docs/simulation.md")
 
 WORKERS = 4
-SPLITS = (1, 2)
+SPLITS = (1, 2, 3)
 """Workers that read for others; the best one stands for the mode."""
 TARGETS = {
     "balanced": Targets(ttft_s=1.0, tpot_s=0.015),
@@ -50,9 +50,9 @@ def _window(pattern: str, speedup: float, seconds: float) -> Callable[[Path], li
 
 
 TRAFFIC = (
-    Traffic("Azure code", _window("*code*.csv", 24.0, 30.0)),
-    Traffic("Azure chat", _window("*conv*.csv", 10.0, 30.0)),
-    Traffic("Mooncake", _window("*conversation*.jsonl", 3.0, 60.0)),
+    Traffic("Azure code", _window("*code*.csv", 12.0, 60.0)),
+    Traffic("Azure chat", _window("*conv*.csv", 8.0, 60.0)),
+    Traffic("Mooncake", _window("*conversation*.jsonl", 1.2, 120.0)),
     Traffic("bimodal", lambda _: bimodal(30.0, 44.0, 1)),
     Traffic("all short", lambda _: short(20.0, 100.0, 1)),
 )
