@@ -20,7 +20,7 @@ from pdserve.types import Mode, SamplingParams, TextPrompt
 from pdserve.v1 import generation_pb2, inference_pb2
 from pdserve.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.support.asking import events
-from tests.support.sim_fleet import CONTEXT_LENGTH, MODEL, WITHIN_S
+from tests.support.sim_fleet import CONTEXT_LENGTH, MODEL
 
 if TYPE_CHECKING:
     from pdserve.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -44,9 +44,10 @@ class Doors:
 
 @asynccontextmanager
 async def doors(http: str, grpc_address: str) -> AsyncIterator[Doors]:
+    """Of clients that wait for as long as the driver does."""
     base = f"http://{http}"
     async with (
-        httpx.AsyncClient(base_url=base, trust_env=False, timeout=WITHIN_S) as client,
+        httpx.AsyncClient(base_url=base, trust_env=False, timeout=None) as client,
         grpc.aio.insecure_channel(grpc_address) as channel,
     ):
         yield Doors(client, InferenceServiceStub(channel))

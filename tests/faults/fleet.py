@@ -156,7 +156,17 @@ class FaultFleet:
     def config(self) -> CoordinatorConfig:
         return CoordinatorConfig(
             workers=tuple(worker.address for worker in self.workers.values()),
-            models=(ModelConfig(name=MODEL, tokenizer="bytes", transport=self.transport),),
+            models=(
+                ModelConfig(
+                    name=MODEL,
+                    tokenizer="bytes",
+                    transport=self.transport,
+                    # The other requests are to be on both decode workers, whatever was learnt of
+                    # these in the cases before.
+                    prefill_balance="least-outstanding",
+                    decode_balance="least-outstanding",
+                ),
+            ),
             gateway=GatewayConfig(max_running=PLACES),
             # The suite breaks every pair again and again.
             quarantine_after=1_000_000,
@@ -202,7 +212,9 @@ async def fault_fleet(folder: Path, transport: str) -> AsyncIterator[FaultFleet]
             stack.callback(worker.kill)
             await worker.start()
         fleet.core = SimCoordinator(fleet.config)
-        fleet.doors = Doors(fleet.core.http, fleet.core.grpc)
         await stack.enter_async_context(fleet.core.running())
+        addresses = fleet.core.addresses
+        ways = doors(addresses["http"], addresses["grpc"])
+        fleet.doors = await stack.enter_async_context(ways)
         await fleet.core.until_all_proven()
         yield fleet

@@ -13,10 +13,14 @@ from tests.faults.client import Client, Doors, Question
 from tests.faults.fleet import PLACES, Child, FaultFleet, State, Worker
 from tests.faults.scenarios import Case, Event, Moment
 from tests.faults.watch import happens
+from tests.support.sim_fleet import MODEL
 
 REACHED_S = 10.0
-DEADLINE_S = 2.0
+DEADLINE_S = 4.0
 """More than it takes to reach any moment."""
+WAITS = 3
+"""Predicted waits, which grow meanwhile, that a deadline leaves time for where a request is to be
+queued: one that would be late is refused at once."""
 LONG, SHORT = 64, 24
 """Tokens of the others' answers, and of the one that is looked at."""
 SEEN = 2
@@ -52,6 +56,7 @@ class Stage:
         self.before: dict[str, State] = {}
         self.at_event: dict[str, State] = {}
         self.hit: dict[str, Worker] = {}
+        self.deadline_s: float | None = None
 
     @property
     def victim(self) -> Client:
@@ -70,6 +75,7 @@ class Stage:
         for number, (surface, mode) in enumerate(others):
             self.others.append(self._ask(f"other{number}", surface, mode, self._fleet.doors))
         await self._stepping(self._others_stream)
+        await self._until(self._all(self._fleet.decodes, _is_held))
         await self._until(self._all(self._fleet.prefills, _holds_nothing))
         if self._case.moment is Moment.PREFILL_QUEUED:
             for worker in self._fleet.prefills:
@@ -90,8 +96,11 @@ class Stage:
         if case.moment in (Moment.TRANSFER, Moment.FETCHED):
             for worker in self._fleet.decodes:
                 await worker.do("gate", transfers=False)
-        deadline_s = DEADLINE_S if case.event is Event.DEADLINE else None
-        self._ask("victim", self._how.surface, Mode.DISAGGREGATED, self._where, SHORT, deadline_s)
+        if case.event is Event.DEADLINE:
+            predicted_s = self._fleet.core.gateway.admissions[MODEL].wait_s
+            self.deadline_s = DEADLINE_S + WAITS * predicted_s
+        surface, deadline_s = self._how.surface, self.deadline_s
+        self._ask("victim", surface, Mode.DISAGGREGATED, self._where, SHORT, deadline_s)
         await {
             Moment.QUEUED: self._queued,
             Moment.PREFILL_QUEUED: self._prefill_queued,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve.errors import ErrorReason
 from tests.faults.fleet import FaultFleet, Worker
 from tests.faults.scenarios import Case, Event, Moment
-from tests.faults.stage import DEADLINE_S, Stage
+from tests.faults.stage import Stage
 from tests.faults.watch import happens
 
 _READ = (Moment.PREFILLED, Moment.TRANSFER, Moment.FETCHED, Moment.STREAMING)
@@ -20,7 +20,8 @@ async def strike(fleet: FaultFleet, case: Case, stage: Stage) -> None:
             async def is_over() -> bool:
                 return stage.victim.done
 
-            await happens(is_over, DEADLINE_S)
+            assert stage.deadline_s is not None
+            await happens(is_over, stage.deadline_s)
         case Event.COORDINATOR_KILLED:
             assert stage.coordinator is not None
             stage.coordinator.kill()

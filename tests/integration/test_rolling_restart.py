@@ -23,6 +23,8 @@ WITHIN_S = 60.0
 SIM = SimConfig(prefill_token_s=0.0005, decode_step_s=0.01, chunk_tokens=64)
 """An answer takes about half a second."""
 TOKENS = 40
+NOTICE_S = 5
+"""More than lies between an asker's look at a coordinator's health and its request."""
 ASKERS = 6
 ROLES = {"p1": Role.PREFILL, "p2": Role.PREFILL, "d1": Role.DECODE, "d2": Role.DECODE}
 
@@ -31,13 +33,14 @@ ROLES = {"p1": Role.PREFILL, "p2": Role.PREFILL, "d1": Role.DECODE, "d2": Role.D
 class Doors:
     """The coordinators' addresses as a load balancer knows them: it asks for their health."""
 
+    client: httpx.AsyncClient
     addresses: list[str] = field(default_factory=list)
 
-    async def pick(self, client: httpx.AsyncClient) -> str:
+    async def pick(self) -> str:
         for at in itertools.count():
             address = self.addresses[at % len(self.addresses)]
             with suppress(httpx.TransportError):
-                if (await client.get(f"http://{address}/health/ready")).status_code == 200:
+                if (await self.client.get(f"http://{address}/health/ready")).status_code == 200:
                     return address
         raise AssertionError
 
@@ -53,16 +56,15 @@ async def ask(doors: Doors, number: int) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
-        address = await doors.pick(client)
-        async with client.stream(
-            "POST",
-            f"http://{address}/v1/completions",
-            json=body,
-            headers={"x-pdserve-mode": mode, "connection": "close"},
-        ) as response:
-            lines = [line async for line in response.aiter_lines()]
-            assert response.status_code == 200, lines
+    address = await doors.pick()
+    async with doors.client.stream(
+        "POST",
+        f"http://{address}/v1/completions",
+        json=body,
+        headers={"x-pdserve-mode": mode, "connection": "close"},
+    ) as response:
+        lines = [line async for line in response.aiter_lines()]
+        assert response.status_code == 200, lines
     *_, usage, done = events(lines)
     assert done == "[DONE]", usage
     assert usage["usage"]["completion_tokens"] == TOKENS
@@ -76,10 +78,9 @@ async def asking(doors: Doors, numbers: itertools.count[int], enough: asyncio.Ev
     return asked
 
 
-async def fleet_of(address: str) -> dict[str, str]:
+async def fleet_of(client: httpx.AsyncClient, address: str) -> dict[str, str]:
     """The epoch of each worker that is ready, by its id; None of it but of ready ones."""
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as client:
-        fleet: Any = (await client.get(f"http://{address}/fleet")).json()
+    fleet: Any = (await client.get(f"http://{address}/fleet")).json()
     serving = ("ready", "loaded")
     return {w["id"]: w["epoch"] for w in fleet["workers"] if w["state"] in serving}
 
@@ -89,32 +90,33 @@ async def until_replaced(doors: Doors, worker_id: str, before: dict[str, str]) -
     async with asyncio.timeout(WITHIN_S):
         for address in doors.addresses:
             old = before[worker_id]
-            while (await fleet_of(address)).get(worker_id, old) == old:  # noqa: ASYNC110
+            while (await fleet_of(doors.client, address)).get(worker_id, old) == old:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
 
 class Rolling:
     """Two prefill and two decode workers, found in a file, behind two coordinators."""
 
-    def __init__(self, folder: Path, life: AsyncExitStack) -> None:
+    def __init__(self, folder: Path, life: AsyncExitStack, client: httpx.AsyncClient) -> None:
         self._folder = folder
         self._life = life
         self._workers: dict[str, WorkerProcess] = {}
         self._list = folder / "workers.yaml"
-        self.doors = Doors()
+        self.doors = Doors(client)
         self.coordinators: list[Running] = []
 
     async def start(self) -> None:
-        for worker_id in ROLES:
-            self._workers[worker_id] = await self._start_worker(worker_id)
+        workers = await asyncio.gather(*map(self._start_worker, ROLES))
+        self._workers.update(zip(ROLES, workers, strict=True))
         self._tell()
-        for name in ("first", "second"):
-            running, address = await self._start_coordinator(name)
+        for running, address in await asyncio.gather(
+            *map(self._start_coordinator, ("first", "second"))
+        ):
             self.coordinators.append(running)
             self.doors.addresses.append(address)
 
     async def replace_worker(self, worker_id: str) -> None:
-        before = await fleet_of(self.doors.addresses[0])
+        before = await fleet_of(self.doors.client, self.doors.addresses[0])
         process = self._workers[worker_id].process
         process.terminate()
         assert await process.wait() == 0
@@ -123,10 +125,13 @@ class Rolling:
         await until_replaced(self.doors, worker_id, before)
 
     async def replace_coordinator(self, at: int) -> None:
+        """The new one starts while the old one drains."""
         process = self.coordinators[at].process
         process.terminate()
-        assert await process.wait() == 0
-        running, address = await self._start_coordinator(f"again-{at}")
+        (running, address), status = await asyncio.gather(
+            self._start_coordinator(f"again-{at}"), process.wait()
+        )
+        assert status == 0
         self.coordinators[at], self.doors.addresses[at] = running, address
 
     async def _start_worker(self, worker_id: str) -> WorkerProcess:
@@ -135,7 +140,7 @@ class Rolling:
 
     async def _start_coordinator(self, name: str) -> tuple[Running, str]:
         running = await self._life.enter_async_context(
-            coordinator(self._folder, [f"file:{self._list}"], name=name, notice_s=3)
+            coordinator(self._folder, [f"file:{self._list}"], name=name, notice_s=NOTICE_S)
         )
         address: str = (await running.wait_for("listening"))["http"]
         await running.wait_for("ready")
@@ -146,8 +151,13 @@ class Rolling:
 
 
 async def test_no_request_fails_while_every_process_is_replaced(tmp_path: Path) -> None:
-    async with AsyncExitStack() as life:
-        fleet = Rolling(tmp_path, life)
+    # One connection for each request.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=WITHIN_S, limits=limits) as client,
+        AsyncExitStack() as life,
+    ):
+        fleet = Rolling(tmp_path, life, client)
         await fleet.start()
         enough, numbers = asyncio.Event(), itertools.count()
         async with asyncio.TaskGroup() as load:
