@@ -8,7 +8,7 @@ from tests.faults.runner import Result, run_cases
 from tests.faults.scenarios import EXPECTED, TRANSPORTS, Event, Moment, short_form
 
 SEED = 1
-FLEETS_EACH = 3
+FLEETS_EACH = 2
 
 
 def test_the_table_says_what_is_to_happen_in_every_cell() -> None:

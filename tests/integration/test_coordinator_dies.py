@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -55,13 +55,18 @@ async def freed(
 async def test_what_it_asked_for_is_freed_and_another_carries_on(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    async with (
-        worker_process(tmp_path, "p", Role.PREFILL, READER) as reader,
-        worker_process(tmp_path, "d", Role.DECODE, WRITER) as writer,
-        coordinator(tmp_path, [reader.address, writer.address], name="first") as first,
-        coordinator(tmp_path, [reader.address, writer.address], name="second") as second,
-    ):
-        addresses = [await ready(running) for running in (first, second)]
+    async with AsyncExitStack() as stack:
+        # Each takes a while to start.
+        reader, writer = await asyncio.gather(
+            stack.enter_async_context(worker_process(tmp_path, "p", Role.PREFILL, READER)),
+            stack.enter_async_context(worker_process(tmp_path, "d", Role.DECODE, WRITER)),
+        )
+        listed = [reader.address, writer.address]
+        first, second = [
+            await stack.enter_async_context(coordinator(tmp_path, listed, name=name))
+            for name in ("first", "second")
+        ]
+        addresses = await asyncio.gather(ready(first), ready(second))
         asking = [
             asyncio.create_task(ask(addresses[0], "colocated", "Hello", 5000)),
             asyncio.create_task(ask(addresses[0], "disaggregated", VERY_LONG_TEXT, 4)),

@@ -16,10 +16,9 @@ from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.support.asking import TEXT, events
 from tests.support.coordinator_process import Running, coordinator
-from tests.support.sim_fleet import MODEL
+from tests.support.sim_fleet import MODEL, WITHIN_S
 from tests.support.worker_process import WorkerProcess, worker_process
 
-WITHIN_S = 60.0
 SIM = SimConfig(prefill_token_s=0.0005, decode_step_s=0.01, chunk_tokens=64)
 """An answer takes about half a second."""
 TOKENS = 40

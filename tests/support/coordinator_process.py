@@ -14,10 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.support.sim_fleet import MODEL
-
-TELLS_WITHIN_S = 60.0
-"""A new process imports for seconds, where others have the cores."""
+from tests.support.sim_fleet import MODEL, WITHIN_S
 
 
 @dataclass
@@ -29,7 +26,7 @@ class Running:
 
     async def wait_for(self, event: str) -> dict[str, Any]:
         assert self.process.stdout is not None
-        async with asyncio.timeout(TELLS_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             while line := await self.process.stdout.readline():
                 self.events.append(json.loads(line))
                 if self.events[-1]["event"] == event:

@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 MODEL = "tiny"
 CONTEXT_LENGTH = 8192
 FAST = SimConfig(prefill_token_s=0.0, decode_step_s=0.001, transfer_token_s=0.0)
-WITHIN_S = 20.0
-"""How long a test waits for what must happen; far more than it takes."""
+WITHIN_S = 60.0
+"""How long a test waits for what must happen; far more than it takes, also where a process that
+starts shares two cores with forty others."""
 
 
 class SimFleetWorker:

@@ -20,9 +20,6 @@ from pdserve.config import SimConfig
 from pdserve.types import Load, Role
 from tests.support.sim_fleet import MODEL, WITHIN_S, SimCoordinator, coordinator
 
-STARTS_WITHIN_S = 60.0
-"""A new process imports for seconds, where others have the cores."""
-
 
 @dataclass(frozen=True)
 class WorkerProcess:
@@ -71,7 +68,7 @@ async def worker_process(
     process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=DEVNULL)
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(STARTS_WITHIN_S):
+        async with asyncio.timeout(WITHIN_S):
             ready = json.loads(await process.stdout.readline())
         yield WorkerProcess(worker_id, ready["grpc"], process)
     finally:
