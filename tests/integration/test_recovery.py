@@ -66,7 +66,8 @@ async def kill(fleet: ProcessFleet, worker_id: str) -> None:
 async def test_many_answers_are_whole_though_their_worker_is_killed(
     tmp_path: Path, mode: str
 ) -> None:
-    async with process_fleet(tmp_path, *FLEET) as fleet:
+    # In turn, so that each decode worker has half of them.
+    async with process_fleet(tmp_path, *FLEET, decode_balance="round-robin") as fleet:
         core = fleet.coordinator
         asked = [(f"{TEXT} {i}", {**ANSWER, **WAYS[i % len(WAYS)]}) for i in range(12)]
         expected = await asyncio.gather(

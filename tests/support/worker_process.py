@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -93,14 +94,14 @@ class ProcessFleet:
 
 @asynccontextmanager
 async def process_fleet(
-    folder: Path, *workers: tuple[str, Role, SimConfig]
+    folder: Path, *workers: tuple[str, Role, SimConfig], **model: Any
 ) -> AsyncIterator[ProcessFleet]:
-    """Left without an exception, all must be idle."""
+    """`model` are fields of its ModelConfig. Left without an exception, all must be idle."""
     async with AsyncExitStack() as stack:
         started = await asyncio.gather(
             *(stack.enter_async_context(worker_process(folder, *worker)) for worker in workers)
         )
-        core = coordinator(list(started))
+        core = coordinator(list(started), **model)
         await stack.enter_async_context(core.running())
         await core.until_all_proven()
         fleet = ProcessFleet(core, {worker.worker_id: worker for worker in started})
