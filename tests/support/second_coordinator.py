@@ -8,19 +8,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tests.support.fleet import Fleet
 
 
 @contextmanager
-def second_coordinator(fleet: Fleet, transport: str) -> Iterator[Fleet]:
-    """Clients of it, once it has handed a prompt over; it ends with the context."""
+def second_coordinator(fleet: Fleet, transport: str, **settings: Any) -> Iterator[Fleet]:
+    """Clients of it, once it has handed a prompt over; it ends with the context. `settings` are
+    those of its models."""
     env = fleet.system.child("coordinator").environ()
     config = json.loads(env["PDSERVE_COORDINATOR"])
     for surface in ("http", "grpc"):
         config[surface]["port"] = 0
     for model in config["models"]:
-        model["transport"] = transport
+        model |= {"transport": transport, **settings}
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "coordinator"],
         stdout=subprocess.PIPE,
