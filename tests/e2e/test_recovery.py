@@ -18,6 +18,7 @@ RESTART_S = 300.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 30, "maxItems": 30}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "chat": {},
     "stop": {"stop": ["no such words", "nor these"]},
     "penalty": {"presence_penalty": 0.5},
     "schema": {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
@@ -27,9 +28,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def ask(fleet: Fleet, way: str, begun: threading.Event) -> tuple[str, str | None, int, list[str]]:
     """Text, finish reason, tokens answered, and the tokens that log probabilities are of."""
-    parts = fleet.openai.completions.create(
+    prompt = begun_again(50, 6, 2)
+    chat = way == "chat"
+    create = fleet.openai.chat.completions.create if chat else fleet.openai.completions.create
+    parts = create(
         model=fleet.model,
-        prompt=begun_again(50, 6, 2),
+        **({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}),
         max_tokens=60,
         temperature=0,
         stream=True,
@@ -42,7 +46,7 @@ def ask(fleet: Fleet, way: str, begun: threading.Event) -> tuple[str, str | None
         if number == 8:
             begun.set()
         for choice in part.choices:
-            text += choice.text
+            text += (choice.delta.content or "") if chat else choice.text
             reason = choice.finish_reason or reason
             tokens += (choice.logprobs and choice.logprobs.tokens) or []
         answered = part.usage.completion_tokens if part.usage else answered
