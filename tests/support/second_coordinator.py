@@ -24,7 +24,7 @@ def second_coordinator(fleet: Fleet, transport: str, **settings: Any) -> Iterato
     for model in config["models"]:
         model |= {"transport": transport, **settings}
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "coordinator"],
+        [sys.executable, "-m", "cli.main", "coordinator", "--parent", str(os.getpid())],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
