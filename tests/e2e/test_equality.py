@@ -75,8 +75,9 @@ def test_every_way_gives_the_same_text_and_the_hand_off_is_real(
             assert came.pop(transport) >= (answer.prompt_tokens - 1) * KV_BYTES_PER_TOKEN
         assert not any(came.values())
     assert len(set(texts.values())) == 1, texts
-    until(lambda: sum(leases(fleet).values()) == sum(ended.values()) + handed_over)
-    assert leases(fleet) == ended | {"fetched": ended["fetched"] + handed_over}
+    # Probes of pairs that have just met may be among them.
+    until(lambda: leases(fleet)["fetched"] >= ended["fetched"] + handed_over)
+    assert leases(fleet) | {"fetched": 0} == ended | {"fetched": 0}
     assert texts.popitem()[1]
 
 
