@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -23,9 +24,13 @@ ENGINE_MARK = "PDSERVE_ENGINE"
 FAULTS_FILE = "faults"
 """In that folder: the errors that the engine's processes logged, one a line, oldest first."""
 
+POLL_S = 50e-6
+"""Pause between two looks at a queue of vLLM's own: late by as much, twice a step at most."""
+
 
 def register() -> None:
-    """Ties an engine process to its parent and makes its errors readable by the front end.
+    """Ties an engine process to its parent, makes its errors readable by the front end, and has
+    it wait for its queues asleep.
 
     Does nothing in processes that no `VllmEngine` started, nor in the front end.
     """
@@ -34,6 +39,7 @@ def register() -> None:
     if folder is None or parent is None or parent.pid is None:
         return
     die_with_parent(parent.pid)
+    _poll_asleep()
     # Python's last garbage collection takes seconds over vLLM's heap, and frees what the kernel
     # frees anyway: with it `VllmEngine.close` has to kill.
     atexit.register(gc.freeze)
@@ -43,6 +49,25 @@ def register() -> None:
     if not logger.isEnabledFor(logging.DEBUG):
         # What `multiprocessing` calls when a process ends by an exception.
         traceback.print_exc = _print_line
+
+
+def _poll_asleep() -> None:
+    """Takes `sched_yield` out of vLLM's waiting loops (`shm_broadcast`).
+
+    A process alone on its core that yields in a tight loop takes all of it; and some Linux
+    kernels (6.18 among them) lose count of its turns, after which nothing else is given that
+    core for minutes: "workqueue lockup" in the kernel's log.
+    """
+    from vllm.distributed import utils
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    def pause() -> None:
+        time.sleep(POLL_S)
+
+    for module in (utils, shm_broadcast):
+        if not hasattr(module, "sched_yield"):
+            raise RuntimeError(f"{module.__name__} waits in another way; remove this mend")
+        module.sched_yield = pause
 
 
 class FaultRecorder(logging.Handler):
