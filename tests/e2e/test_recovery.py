@@ -18,7 +18,6 @@ RESTART_S = 300.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 30, "maxItems": 30}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "chat": {},
     "stop": {"stop": ["no such words", "nor these"]},
     "penalty": {"presence_penalty": 0.5},
     "schema": {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
@@ -28,12 +27,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def ask(fleet: Fleet, way: str, begun: threading.Event) -> tuple[str, str | None, int, list[str]]:
     """Text, finish reason, tokens answered, and the tokens that log probabilities are of."""
-    prompt = begun_again(50, 6, 2)
-    chat = way == "chat"
-    create = fleet.openai.chat.completions.create if chat else fleet.openai.completions.create
-    parts = create(
+    parts = fleet.openai.completions.create(
         model=fleet.model,
-        **({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}),
+        prompt=begun_again(50, 6, 2),
         max_tokens=60,
         temperature=0,
         stream=True,
@@ -46,7 +42,7 @@ def ask(fleet: Fleet, way: str, begun: threading.Event) -> tuple[str, str | None
         if number == 8:
             begun.set()
         for choice in part.choices:
-            text += (choice.delta.content or "") if chat else choice.text
+            text += choice.text
             reason = choice.finish_reason or reason
             tokens += (choice.logprobs and choice.logprobs.tokens) or []
         answered = part.usage.completion_tokens if part.usage else answered
