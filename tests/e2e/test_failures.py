@@ -151,10 +151,11 @@ def test_after_all_that_nothing_is_held(fleet: Fleet) -> None:
 
 def _is_idle(fleet: Fleet) -> bool:
     state = fleet.state()
+    requests = state["requests"][fleet.model]
     return all(
         not worker["open_leases"] and not worker["reserved_tokens"] and not worker["running"]
         for worker in state["workers"]
-    ) and state["requests"][fleet.model] == {"running": 0, "queued": 0}
+    ) and not (requests["running"] or requests["queued"])
 
 
 def _running(fleet: Fleet, worker_id: str) -> int:
