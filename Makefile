@@ -30,7 +30,7 @@ test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
-	@$(bin)/pdserve simulate faults --seconds $${SOAK_S:-3600} & simulated=$$!; \
+	@$(bin)/pdserve simulate faults --jobs 1 --seconds $${SOAK_S:-3600} & simulated=$$!; \
 	$(bin)/python -m tests.faults $(ARGS); suite=$$?; wait $$simulated && exit $$suite
 
 conformance: install ## holds every parameter on every route against vLLM's own server; rewrites docs/conformance.md

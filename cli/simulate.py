@@ -129,15 +129,19 @@ def faults(
     seed: Annotated[
         int | None, typer.Option(min=0, help="This run alone, told step by step.")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at once; default: one a core.")
+    ] = None,
 ) -> None:
     """Faults of every kind at every moment, drawn from seeds; then the invariants are checked."""
+    import os
     import time
     from itertools import count, takewhile
 
     from measure.simulation.faults import play_all
 
     if seed is not None:
-        tally = play_all([seed], lambda result: print("\n".join((*result.journal, result.digest))))
+        tally = play_all([seed], _tell_whole, processes=1)
     else:
         given: Iterable[int] = range(first, first + seeds)
         if seconds is not None:
@@ -145,7 +149,7 @@ def faults(
             given = takewhile(
                 lambda _: time.monotonic() < end, count(first or time.time_ns() % 10**9)
             )
-        tally = play_all(given, _tell_broken)
+        tally = play_all(given, _tell_broken, jobs or len(os.sched_getaffinity(0)))
         print(f"requests {tally.requests}: {_counts(tally.ends)}")
         print(f"faults {tally.faults.total()}: {_counts(tally.faults)}")
     print(f"seeds {tally.runs}, invariants broken {tally.broken}")
@@ -175,6 +179,10 @@ def compare(
     print(text)
     if write is not None:
         write.write_text(comparison.SECTION.replace(write.read_text(), text))
+
+
+def _tell_whole(result: Result) -> None:
+    print("\n".join((*result.journal, result.digest)))
 
 
 def _tell_broken(result: Result) -> None:

@@ -90,6 +90,7 @@ class Path:
         self._blocks = 0
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.connections: dict[Connection, None] = {}
+        """With their end at the source open: each end closes for itself."""
 
     @property
     def blocked(self) -> bool:
@@ -173,16 +174,15 @@ class Network:
                 path.block()
         return path
 
-    def open(self, connection: Connection, source: Host, target: Host) -> tuple[Flow, Flow]:
-        """The two directions of a new connection, to be closed by `close`."""
-        there, back = self.path(source, target), self.path(target, source)
-        there.connections[connection] = back.connections[connection] = None
-        return Flow(there), Flow(back)
+    def open(self, connection: Connection, at: Host, peer: Host) -> Flow:
+        """One end of a connection, to be closed by `close`, and the way from it to the other."""
+        path = self.path(at, peer)
+        path.connections[connection] = None
+        return Flow(path)
 
-    def close(self, connection: Connection, source: Host, target: Host) -> None:
+    def close(self, connection: Connection, at: Host, peer: Host) -> None:
         """Idempotent."""
-        self.path(source, target).connections.pop(connection, None)
-        self.path(target, source).connections.pop(connection, None)
+        self.path(at, peer).connections.pop(connection, None)
 
     def block(self, host: Host) -> None:
         """Nothing reaches or leaves the host."""
@@ -196,14 +196,15 @@ class Network:
     def reset(self, host: Host) -> None:
         """Ends all connections of a host that has died; peers behind blocked paths hear of it
         once they hear anything."""
-        ended: dict[Connection, Host] = {}
-        for path in self._of(host):
+        paths = self._of(host)
+        for path in paths:
             path.reset()
-            if path.target is host:
-                ended |= dict.fromkeys(path.connections, path.source)
-        for connection, peer in ended.items():
-            connection.broken(host)
-            self.path(host, peer).arrive(connection.broken, (peer,))
+        for path in paths:
+            for connection in tuple(path.connections):
+                if path.source is host:
+                    connection.broken(host)
+                else:
+                    self.path(host, path.source).arrive(connection.broken, (path.source,))
 
     def _of(self, host: Host) -> list[Path]:
         return [path for path in self._paths.values() if host in (path.source, path.target)]

@@ -140,7 +140,7 @@ class Call:
         self._responses = Inbox()
         self._status: _Status | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._up, self._down = client.network.open(self, client, server)
+        self._up = client.network.open(self, client, server)
         self._up.send(self._begin)
 
     # The client's end.
@@ -208,11 +208,15 @@ class Call:
     # The server's end.
 
     def _begin(self) -> None:
-        behaviour = self._server.services.get(self._method) if self._server.up else None
+        server = self._server
+        self._down = server.network.open(self, server, self._client)
+        behaviour = server.services.get(self._method) if server.up else None
         if behaviour is None:
-            self._down.send(self._end, _AWAY)
+            self.finish(_AWAY)
+            self._served()
             return
         self._serving = asyncio.create_task(self._serve(behaviour))
+        self._serving.add_done_callback(self._served)
 
     async def _serve(self, behaviour: Callable[[Any, _Context], Any]) -> None:
         context = _Context(self)
@@ -226,6 +230,9 @@ class Call:
             self.finish(context.status)
         else:
             self.finish(_Status(_OK))
+
+    def _served(self, _: object = None) -> None:
+        self._server.network.close(self, self._server, self._client)
 
     async def _commands(self) -> AsyncIterator[Any]:
         while True:

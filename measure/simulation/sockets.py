@@ -49,8 +49,7 @@ class _Pipe:
         self._source = source
         self._target = target
         self.readers = {host: asyncio.StreamReader() for host in (source, target)}
-        there, back = source.network.open(self, source, target)
-        self._flows = {source: there, target: back}
+        self._flows = {source: source.network.open(self, source, target)}
         self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Whoever connects may have left by then.
         self._connected.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -61,10 +60,12 @@ class _Pipe:
         await self._connected
 
     def _accept(self, port: int) -> None:
-        accept = self._target.ports.get(port) if self._target.up else None
-        back = self._flows[self._target]
+        target = self._target
+        accept = target.ports.get(port) if target.up else None
+        back = self._flows[target] = target.network.open(self, target, self._source)
         if accept is None:
             back.send(self.broken, self._source)
+            target.network.close(self, target, self._source)
             return
         accept(self.readers[self._target], _PipeWriter(self, self._target))
         back.send(self._established)
@@ -84,7 +85,7 @@ class _Pipe:
 
     def close(self, at: Host) -> None:
         peer = self._target if at is self._source else self._source
-        self._source.network.close(self, self._source, self._target)
+        at.network.close(self, at, peer)
         self._flows[at].send(self._feed_eof, peer)
 
     def _feed_eof(self, at: Host) -> None:
