@@ -85,7 +85,7 @@ async def run_coordinator(settings: Settings) -> None:
 
     app = build_app(dispatcher, gateway, observer, ops)
     http = HttpServer(app, config.http, drain_s=config.drain_s)
-    grpc = GrpcServer(config.grpc)
+    grpc = GrpcServer(config.grpc, max_request_bytes=config.gateway.max_body_bytes)
     grpc.add(
         add_InferenceServiceServicer_to_server,
         InferenceServicer(dispatcher, gateway, observer),

@@ -12,6 +12,9 @@ from enum import Enum
 ERROR_DOMAIN = "pdserve"
 """`domain` of the google.rpc.ErrorInfo in every gRPC status that pdserve makes."""
 
+REQUEST_ID = "x-request-id"
+"""The header and metadata that name a request, its client's name or ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorTraits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 import structlog
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError as ParseError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from pdserve.channel import MAX_MESSAGE_BYTES
 from pdserve.errors import ERROR_DOMAIN, ErrorReason, PdserveError
 
 _log = structlog.get_logger(__name__)
@@ -23,10 +24,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
 _INTERNAL = PdserveError(ErrorReason.INTERNAL, "internal error")
+_PUSHBACK = "grpc-retry-pushback-ms"
 
 
 def to_status(error: PdserveError) -> grpc.Status:
-    """The gRPC status of the error, with a google.rpc.ErrorInfo in its details.
+    """The gRPC status of the error, with a google.rpc.ErrorInfo in its details, and a RetryInfo
+    where the error says when to come back.
 
     The info's metadata has `retryable` ("true" or "false") and, where the error has them,
     `param` and `retry_after_s` (seconds, decimal).
@@ -43,14 +46,36 @@ def to_status(error: PdserveError) -> grpc.Status:
     code: int = grpc.StatusCode[traits.grpc].value[0]
     status = status_pb2.Status(code=code, message=error.message)
     status.details.add().Pack(info)
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(error.retry_after_s * 1000))
+        status.details.add().Pack(retry)
     return rpc_status.to_status(status)
 
 
 async def abort(context: Context, error: PdserveError) -> NoReturn:
-    """Ends the call with the error's status."""
+    """Ends the call with the error's status, and what the service has set to follow it."""
     status = to_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    # None without a deadline, whatever its type says.
+    time_left_s = cast(float | None, context.time_remaining())
+    trailing = (
+        *(context.trailing_metadata() or ()),
+        *(status.trailing_metadata or ()),
+        *_pushback(error, time_left_s),
+    )
+    await context.abort(status.code, status.details, trailing)
     raise AssertionError("abort raises")
+
+
+def _pushback(error: PdserveError, time_left_s: float | None) -> tuple[tuple[str, str], ...]:
+    """When clients with a retry policy are to try again, as gRPC tells it: not in vain, and not
+    when no time would be left."""
+    if not error.reason.value.retryable:
+        return ((_PUSHBACK, "-1"),)
+    if error.retry_after_s is None:
+        return ()
+    is_late = time_left_s is not None and error.retry_after_s >= time_left_s
+    return ((_PUSHBACK, "-1" if is_late else str(round(error.retry_after_s * 1000))),)
 
 
 def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
@@ -59,13 +84,13 @@ def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
     A status without pdserve's ErrorInfo was not made by a pdserve service: the peer cannot
     be reached, died in mid-call or was stopped (`lost`), or gRPC itself refused.
     """
-    info = _error_info(error)
+    info = error_info(error)
     if info is not None and info.reason in ErrorReason.__members__:
         return PdserveError(
             ErrorReason[info.reason],
             error.details() or "",
             param=info.metadata.get("param"),
-            retry_after_s=_seconds(info.metadata.get("retry_after_s")),
+            retry_after_s=seconds(info.metadata.get("retry_after_s")),
         )
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -82,8 +107,9 @@ def from_rpc_error(error: grpc.RpcError, lost: ErrorReason) -> PdserveError:
             return PdserveError(ErrorReason.INTERNAL, f"a worker answered {code.name}")
 
 
-def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
-    """None as well for one that is damaged: what failed is then told by the code alone."""
+def error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
+    """pdserve's own. None as well for one that is damaged: what failed is then told by the code
+    alone."""
     info = error_details_pb2.ErrorInfo()
     try:
         # Typed for a Call, whose methods the errors that gRPC raises have too.
@@ -96,7 +122,8 @@ def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
     return None
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds(text: str | None) -> float | None:
+    """None as well for a text that is no number."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -104,7 +131,13 @@ def _seconds(text: str | None) -> float | None:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Gives every PdserveError its status; hides any other exception behind INTERNAL."""
+    """Gives every PdserveError its status; hides any other exception behind INTERNAL.
+
+    A request of more than `max_bytes`, decompressed, is refused with BODY_TOO_LARGE.
+    """
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -122,18 +155,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=(
                 handler.request_deserializer
                 if handler.request_streaming
-                else _parser(handler.request_deserializer)
+                else _parser(handler.request_deserializer, self._max_bytes)
             ),
             response_serializer=handler.response_serializer,
         )
 
 
-def _parser(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _parser(parse: Callable[[bytes], Any] | None, max_bytes: int) -> Callable[[bytes], Any] | None:
     """gRPC answers what cannot be parsed with UNKNOWN, and logs a traceback of its own; a guard
     answers the error that this returns."""
 
     def parsed(data: bytes) -> Any:
         assert parse is not None
+        if len(data) > max_bytes:
+            words = f"the message is larger than the limit of {max_bytes} bytes"
+            return PdserveError(ErrorReason.BODY_TOO_LARGE, words)
         try:
             return parse(data)
         except ParseError:

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pdserve.channel import KEEPALIVE_OPTIONS, PEER_OPTIONS, SIZE_OPTIONS
+from pdserve.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES, PEER_OPTIONS, SIZE_OPTIONS
 from pdserve.config import Listen
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.fleet_key import FleetKeyInterceptor, refusing
@@ -45,11 +45,16 @@ class GrpcServer:
     """
 
     def __init__(
-        self, listen: Listen, key: str | None = None, *, serves_peers: bool = False
+        self,
+        listen: Listen,
+        key: str | None = None,
+        *,
+        serves_peers: bool = False,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """Binds the port. Calls must carry the fleet key, where one is given; `serves_peers`
         says that they come from the fleet's own processes, of which one that stands still is
-        noticed within five seconds.
+        noticed within five seconds. Requests beyond `max_request_bytes` are refused.
 
         Raises ConfigError when the address cannot be had. Needs a running event loop.
         """
@@ -58,7 +63,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         checks = [] if key is None else [FleetKeyInterceptor(key)]
         self._server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(), *checks, self._gate],
+            interceptors=[ErrorInterceptor(max_request_bytes), *checks, self._gate],
             options=(*_SERVER_OPTIONS, *(PEER_OPTIONS if serves_peers else KEEPALIVE_OPTIONS)),
         )
         self._port = _bind(self._server, listen)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.facade.echo import Echo, echo_of, echoed
-from coordinator.facade.http_errors import REQUEST_ID, error_json, error_response
+from coordinator.facade.http_errors import error_json, error_response
 from coordinator.facade.http_wire import (
     WhileConnected,
     read_json_body,
@@ -54,7 +54,7 @@ from coordinator.facade.sse import (
 )
 from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
-from pdserve.errors import ErrorReason, RejectedError
+from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
 from pdserve.types import GenerateSpec, Mode, Route, SamplingParams, Usage
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast
 
-from coordinator.facade.http_errors import REQUEST_ID
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS
@@ -16,7 +15,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.record import RequestRecord
 from pdserve import convert
 from pdserve.convert_sampling import logprobs_to_proto, sampling_from_proto
-from pdserve.errors import ErrorReason, RejectedError
+from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
 from pdserve.rpc_errors import Context
 from pdserve.types import (
     ChatPrompt,
@@ -90,8 +89,9 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> pb.ListModelsResponse:
         metadata = _metadata(context)
         request_id = request_id_from(metadata.get(REQUEST_ID))
-        await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        context.set_trailing_metadata(((REQUEST_ID, request_id),))
         self._intake.authenticate(metadata.get("authorization"))
+        await context.send_initial_metadata(((REQUEST_ID, request_id),))
         models = sorted(self._intake.models.items())
         return pb.ListModelsResponse(
             models=[
@@ -112,6 +112,8 @@ class InferenceServicer(InferenceServiceServicer):
             metadata.get("traceparent"),
         )
         record.stream = streamed
+        # Of a call that fails. Metadata before that would keep gRPC's clients from trying again.
+        context.set_trailing_metadata(((REQUEST_ID, record.request_id),))
         stream: TokenStream | None = None
         try:
             caller = self._intake.authenticate(metadata.get("authorization"))
@@ -124,8 +126,6 @@ class InferenceServicer(InferenceServiceServicer):
             told = self._intake.failed(record, error)
             if not isinstance(error, Exception):
                 raise
-            if stream is None:
-                await context.send_initial_metadata(((REQUEST_ID, record.request_id),))
             raise told from None
         finally:
             if stream is not None:

@@ -11,9 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.facade.intake import request_id_from
-from pdserve.errors import ErrorReason, PdserveError
-
-REQUEST_ID = "x-request-id"
+from pdserve.errors import REQUEST_ID, ErrorReason, PdserveError
 
 
 def request_id_of(request: Request) -> str:

@@ -267,6 +267,12 @@ class _Context:
     async def write(self, message: Any) -> None:
         self._call.send(message)
 
+    def time_remaining(self) -> None:
+        """Deadlines are kept by the client's end."""
+
+    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return ()
+
     async def abort(
         self,
         code: grpc.StatusCode,

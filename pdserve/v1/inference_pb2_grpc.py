@@ -28,9 +28,12 @@ if _version_not_supported:
 class InferenceServiceStub:
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     def __init__(self, channel):
@@ -69,9 +72,12 @@ class InferenceServiceStub:
 class InferenceServiceServicer:
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     def Generate(self, request, context):
@@ -148,9 +154,12 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 class InferenceService:
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     @staticmethod

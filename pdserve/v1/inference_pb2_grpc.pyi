@@ -29,9 +29,12 @@ GRPC_VERSION: str
 class InferenceServiceStub:
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     @_typing.overload
@@ -53,9 +56,12 @@ class InferenceServiceStub:
 class InferenceServiceAsyncStub(InferenceServiceStub):
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -73,9 +79,12 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public API. Authentication: metadata `authorization: Bearer KEY`.
     `traceparent` and `x-request-id` metadata are honoured. Initial metadata of
-    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason.
-    Errors carry a google.rpc.ErrorInfo whose reason is an ErrorReason; deadlines
-    and cancellation are those of the call.
+    every answer carries x-request-id, x-pdserve-mode and x-pdserve-reason; it
+    comes with the first token. Errors carry a google.rpc.ErrorInfo whose reason
+    is an ErrorReason, a google.rpc.RetryInfo where it is known when to come back,
+    and x-request-id in trailing metadata, where grpc-retry-pushback-ms says the
+    same to clients with a retry policy. Deadlines and cancellation are those of
+    the call.
     """
 
     @_abc_1.abstractmethod

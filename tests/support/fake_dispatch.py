@@ -108,13 +108,17 @@ class FakeObserver:
 
 
 class FakeDispatcher:
-    """Runs `script` for each request; a step before the first delta holds `open` up or fails it."""
+    """Runs `script` for each request; a step before the first delta holds `open` up or fails it.
+
+    `refusals` are raised first, one a request.
+    """
 
     def __init__(
         self, observer: FakeObserver, models: dict[str, ServedModel] | None = None
     ) -> None:
         self.models = served() if models is None else models
         self.script: list[Step] = answer("Hello", " world")
+        self.refusals: list[PdserveError] = []
         self.route = ROUTE
         self.seen: list[Seen] = []
         self.streams: list[FakeStream] = []
@@ -125,7 +129,8 @@ class FakeDispatcher:
     async def open(self, spec: GenerateSpec, caller: Caller, record: RequestRecord) -> FakeStream:
         self.seen.append(Seen(spec, caller, record))
         self.opening.set()
-        steps = list(self.script)
+        steps = [*self.refusals[:1], *self.script]
+        del self.refusals[:1]
         try:
             while steps and not isinstance(steps[0], Delta):
                 step = steps.pop(0)

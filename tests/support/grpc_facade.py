@@ -29,6 +29,7 @@ CHAT = pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="user", content
 
 @dataclass(slots=True)
 class GrpcFacade:
+    address: str
     stub: Any
     dispatcher: FakeDispatcher
     observer: FakeObserver
@@ -44,7 +45,7 @@ async def grpc_facade(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
         serve((add_InferenceServiceServicer_to_server, service, pb.DESCRIPTOR)) as server,
         grpc.aio.insecure_channel(server.address) as channel,
     ):
-        yield GrpcFacade(InferenceServiceStub(channel), dispatcher, observer)
+        yield GrpcFacade(server.address, InferenceServiceStub(channel), dispatcher, observer)
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, PdserveError]:

@@ -176,7 +176,7 @@ class SimCoordinator:
         self._prover = Prover(self.fleet, models, lambda _: None, self._told)
         app = build_app(dispatcher, self.gateway, observer, self.ops)
         self._http_server = HttpServer(app, Listen(), drain_s=5)
-        self._grpc_server = GrpcServer(Listen())
+        self._grpc_server = GrpcServer(Listen(), max_request_bytes=config.gateway.max_body_bytes)
         self._grpc_server.add(
             add_InferenceServiceServicer_to_server,
             InferenceServicer(dispatcher, self.gateway, observer),

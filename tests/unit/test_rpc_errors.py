@@ -8,8 +8,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from pdserve.errors import ErrorReason
-from pdserve.rpc_errors import from_rpc_error
+from pdserve.errors import ErrorReason, RejectedError
+from pdserve.rpc_errors import from_rpc_error, to_status
 
 
 class Refusal(grpc.RpcError):
@@ -59,3 +59,11 @@ def test_a_time_that_is_none_is_left_out() -> None:
     )
     told = from_rpc_error(Refusal(status(info)), ErrorReason.DECODE_FAILED)
     assert (told.reason, told.retry_after_s) == (ErrorReason.NO_ROOM, None)
+
+
+def test_when_to_come_back_is_told_as_google_apis_tell_it() -> None:
+    made = to_status(RejectedError(ErrorReason.QUEUE_FULL, "full", retry_after_s=1.25))
+    _, retry = status_pb2.Status.FromString(made.trailing_metadata[0][1]).details
+    info = error_details_pb2.RetryInfo()
+    assert retry.Unpack(info)
+    assert info.retry_delay.ToMilliseconds() == 1250
