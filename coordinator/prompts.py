@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from coordinator.template import effort_kwargs, template_messages, template_tools
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -105,11 +106,14 @@ class PromptEncoder:
                 "this model has no chat template: use the completions API",
                 param="messages",
             )
-        messages = [{"role": role, "content": content} for role, content in prompt.messages]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, tokenize=False
+                    template_messages(prompt.messages),
+                    tools=template_tools(prompt.tools),
+                    add_generation_prompt=True,
+                    tokenize=False,
+                    **effort_kwargs(prompt.reasoning_effort),
                 )
             )
         except TemplateError as error:
@@ -145,9 +149,8 @@ class ByteEncoder:
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         match prompt:
-            case ChatPrompt(messages):
-                lines = [f"{role}: {content}\n" for role, content in messages]
-                return self._byte_ids("".join([*lines, "assistant:"]), "messages")
+            case ChatPrompt():
+                return self._byte_ids(_plain_text(prompt), "messages")
             case TextPrompt(text):
                 return self._byte_ids(text, "prompt")
             case TokenPrompt(token_ids):
@@ -185,12 +188,21 @@ def _read_config(model_path: Path) -> dict[str, Any]:
 def num_chars(prompt: Prompt) -> int:
     """Characters to be encoded; token ids need no encoding."""
     match prompt:
-        case ChatPrompt(messages):
-            return sum(len(content) for _, content in messages)
+        case ChatPrompt():
+            return len(_plain_text(prompt))
         case TextPrompt(text):
             return len(text)
         case TokenPrompt():
             return 0
+
+
+def _plain_text(prompt: ChatPrompt) -> str:
+    """All that is said in a conversation, in no model's own format."""
+    lines = [f"tool {tool.name}: {tool.description}: {tool.parameters}\n" for tool in prompt.tools]
+    for message in prompt.messages:
+        calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
+        lines.append(f"{message.role}: {message.content}{calls}\n")
+    return "".join([*lines, "assistant:"])
 
 
 def _utf8(text: str, param: str) -> bytes:

@@ -53,6 +53,7 @@ _FINISH_TO_PROTO = {
     None: generation_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: generation_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _FINISH_FROM_PROTO: dict[int, FinishReason | None] = {
     number: reason for reason, number in _FINISH_TO_PROTO.items()
@@ -103,11 +104,17 @@ def usage_to_proto(usage: Usage) -> generation_pb2.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 
 def usage_from_proto(message: generation_pb2.Usage) -> Usage:
-    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_tokens)
+    return Usage(
+        message.prompt_tokens,
+        message.completion_tokens,
+        message.cached_tokens,
+        message.reasoning_tokens if message.HasField("reasoning_tokens") else None,
+    )
 
 
 def route_to_proto(route: Route) -> generation_pb2.Route:

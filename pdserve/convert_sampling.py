@@ -43,6 +43,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         bad_words=params.bad_words,
         allowed_token_ids=params.allowed_token_ids,
         prompt_logprobs=params.prompt_logprobs,
+        constrain_reasoning=params.constrain_reasoning,
     )
 
 
@@ -63,6 +64,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         include_stop_str_in_output=message.include_stop_str_in_output,
         bad_words=tuple(message.bad_words),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        constrain_reasoning=message.constrain_reasoning,
         **optional,
     )
 

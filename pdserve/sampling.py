@@ -36,6 +36,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    constrain_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

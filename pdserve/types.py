@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from pdserve.chat import ChatPrompt
 from pdserve.errors import ErrorReason
 from pdserve.replay import Replay
 from pdserve.sampling import PositionLogprobs, SamplingParams
@@ -37,15 +38,11 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
+    """TOOL_CALLS is a façade's: to engines such an answer just stops."""
+
     STOP = "stop"
     LENGTH = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A conversation as (role, text) pairs, to be rendered by the model's chat template."""
-
-    messages: tuple[tuple[str, str], ...]
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +100,14 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; `cached_tokens` is the part of the prompt a prefix cache saved."""
+    """Counts of tokens; `cached_tokens` is the part of the prompt a prefix cache saved,
+    `reasoning_tokens` that of the answer which the model thought with, None where it is not
+    told apart."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

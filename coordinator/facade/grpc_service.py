@@ -14,11 +14,11 @@ from coordinator.facade.validate import COMPLETION_MAX_TOKENS
 from coordinator.gateway.gateway import Gateway
 from coordinator.record import RequestRecord
 from pdserve import convert
+from pdserve.convert_chat import chat_from_proto
 from pdserve.convert_sampling import logprobs_to_proto, sampling_from_proto
 from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
 from pdserve.rpc_errors import Context
 from pdserve.types import (
-    ChatPrompt,
     GenerateSpec,
     Prompt,
     Route,
@@ -193,7 +193,7 @@ def _spec(request: _Request, record: RequestRecord, context: Context) -> Generat
 
 def _prompt(request: _Request) -> Prompt:
     if isinstance(request, pb.ChatRequest):
-        return ChatPrompt(tuple((message.role, message.content) for message in request.messages))
+        return chat_from_proto(request)
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(request.text)

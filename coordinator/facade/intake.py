@@ -22,8 +22,9 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
+from pdserve.chat import ChatPrompt, ToolMode
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Usage
+from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Prompt, Usage
 
 log = structlog.get_logger("facade")
 
@@ -71,6 +72,7 @@ class Intake:
         """
         model = self.model(spec.model)
         record.model = spec.model
+        _refuse_tools(spec.prompt, names)
         limits = Limits(model.context_length, model.encoder.vocab_size)
         validate(spec, limits, names)
         if spec.mode is not None and not (caller.may_choose_mode and model.config.mode_override):
@@ -195,6 +197,16 @@ def told_error(error: BaseException) -> PdserveError:
         return PdserveError(ErrorReason.CANCELLED, "the request was cancelled")
     log.error("request failed unexpectedly", exc_info=error)
     return PdserveError(ErrorReason.INTERNAL, "internal error")
+
+
+def _refuse_tools(prompt: Prompt, names: ParamNames) -> None:
+    """Raises RejectedError INVALID_ARGUMENT where calls of tools would be looked for."""
+    if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice is not ToolMode.NONE:
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT,
+            "tool_choice: the model is served without a tool parser; only none is possible",
+            param=names.get("tool_choice", "tool_choice"),
+        )
 
 
 def _trace_id(traceparent: str | None) -> str:

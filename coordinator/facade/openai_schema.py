@@ -12,10 +12,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
+from coordinator.facade.openai_chat import (
+    MessageBody,
+    ReasoningEffort,
+    ToolBody,
+    ToolChoiceBody,
+    choice_of,
+    messages_of,
+    tools_of,
+)
 from coordinator.facade.openai_structured import (
     ResponseFormat,
     StructuredOutputsBody,
@@ -38,24 +47,6 @@ MAX_CHOICES = 128
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pass
-
-
-class TextPart(_Body, kw_only=True):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Body, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """Parts are joined as vLLM joins them."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
 
 
 class StreamOptions(_Body, kw_only=True):
@@ -193,13 +184,15 @@ _SAMPLING_FIELDS = (
 
 
 class ChatCompletionRequest(GenerationBody, kw_only=True):
-    messages: list[ChatMessage]
+    messages: list[MessageBody]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[ToolBody] | None = None
+    tool_choice: ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     default_max_tokens: ClassVar[int | None] = None
 
@@ -224,11 +217,17 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             raise _rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
 
     def to_prompts(self) -> list[Prompt]:
-        turns = (
-            ("system" if message.role == "developer" else message.role, message.text)
-            for message in self.messages
-        )
-        return [ChatPrompt(tuple(turns))]
+        tools = tools_of(self.tools)
+        return [
+            ChatPrompt(
+                messages=messages_of(self.messages),
+                tools=tools,
+                tool_choice=choice_of(self.tool_choice, bool(tools)),
+                parallel_tool_calls=self.parallel_tool_calls is not False,
+                include_reasoning=self.include_reasoning is not False,
+                reasoning_effort=self.reasoning_effort or "",
+            )
+        ]
 
 
 class CompletionRequest(GenerationBody, kw_only=True):

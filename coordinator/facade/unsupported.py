@@ -19,8 +19,6 @@ def _is_one(value: Any) -> bool:
 # Field, and whether a value asks for nothing that is missing here.
 _NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("best_of", _is_one),
-    ("tools", _is_falsy),
-    ("tool_choice", lambda value: value in (None, "none", "auto")),
     ("suffix", _is_falsy),
 )
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.facade.constraints import fault_of
+from pdserve.chat import NamedTool, ToolMode
 from pdserve.errors import ErrorReason, RejectedError
+from pdserve.structured import JsonSchema
 from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
 
 COMPLETION_MAX_TOKENS = 16
@@ -21,7 +23,9 @@ MAX_BAD_WORDS = 128
 MAX_LABEL_CHARS = 256
 """Longest session and cache salt."""
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MAX_TOOLS = 128
 
 ParamNames = Mapping[str, str]
 """How a façade calls the fields of `GenerateSpec` and `SamplingParams`, where not the same."""
@@ -90,14 +94,32 @@ class _Checker:
 
 def _prompt(spec: GenerateSpec, check: _Checker) -> None:
     match spec.prompt:
-        case ChatPrompt(messages):
-            check("messages", bool(messages), "at least one message")
-            for index, (role, _) in enumerate(messages):
-                check(f"messages.{index}.role", role in ROLES, f"one of {', '.join(ROLES)}")
+        case ChatPrompt():
+            _chat(spec.prompt, check)
         case TextPrompt(text):
             check("prompt", bool(text), "a text that is not empty")
         case TokenPrompt(token_ids):
             check("prompt", bool(token_ids), "at least one token id")
+
+
+def _chat(prompt: ChatPrompt, check: _Checker) -> None:
+    check("messages", bool(prompt.messages), "at least one message")
+    for index, message in enumerate(prompt.messages):
+        check(f"messages.{index}.role", message.role in ROLES, f"one of {', '.join(ROLES)}")
+    check("tools", len(prompt.tools) <= MAX_TOOLS, f"at most {MAX_TOOLS}")
+    for index, tool in enumerate(prompt.tools):
+        place = f"tools.{index}"
+        named = 0 < len(tool.name) <= MAX_LABEL_CHARS
+        check(place, named, f"a function with a name of at most {MAX_LABEL_CHARS} characters")
+        fault = None if tool.parameters is None else fault_of(JsonSchema(tool.parameters))
+        check(place, fault is None, f"a function whose parameters are {fault}")
+    choice = prompt.tool_choice
+    check("tool_choice", choice is ToolMode.NONE or bool(prompt.tools), "left out without tools")
+    effort = prompt.reasoning_effort
+    check("reasoning_effort", effort in ("", *EFFORTS), f"one of {', '.join(EFFORTS)}")
+    if isinstance(choice, NamedTool):
+        names = {tool.name for tool in prompt.tools}
+        check("tool_choice", choice.name in names, "the name of one of the tools")
 
 
 def _sampling(params: SamplingParams, limits: Limits, check: _Checker) -> None:

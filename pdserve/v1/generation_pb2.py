@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpdserve/v1/generation.proto\x12\npdserve.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd6\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x1d\n\x10presence_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x12=\n\nlogit_bias\x18\x0f \x03(\x0b\x32).pdserve.v1.SamplingParams.LogitBiasEntry\x12\x39\n\x12structured_outputs\x18\x10 \x01(\x0b\x32\x1d.pdserve.v1.StructuredOutputs\x12\"\n\x1ainclude_stop_str_in_output\x18\x11 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x12 \x01(\x08H\n\x88\x01\x01\x12\x11\n\tbad_words\x18\x13 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x12\n\x10_prompt_logprobs\"\xde\x01\n\x11StructuredOutputs\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x36\n\x06\x63hoice\x18\x04 \x01(\x0b\x32$.pdserve.v1.StructuredOutputs.ChoiceH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x1a\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\tB\x0c\n\nconstraint\"N\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\"@\n\x10PositionLogprobs\x12,\n\ncandidates\x18\x01 \x03(\x0b\x32\x18.pdserve.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"D\n\x05Route\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0b\n\x03\x61rm\x18\x03 \x01(\t*W\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODE_COLOCATED\x10\x01\x12\x16\n\x12MODE_DISAGGREGATED\x10\x02\x12\r\n\tMODE_AUTO\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpdserve/v1/generation.proto\x12\npdserve.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf3\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x1d\n\x10presence_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\t\x88\x01\x01\x12=\n\nlogit_bias\x18\x0f \x03(\x0b\x32).pdserve.v1.SamplingParams.LogitBiasEntry\x12\x39\n\x12structured_outputs\x18\x10 \x01(\x0b\x32\x1d.pdserve.v1.StructuredOutputs\x12\"\n\x1ainclude_stop_str_in_output\x18\x11 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x12 \x01(\x08H\n\x88\x01\x01\x12\x11\n\tbad_words\x18\x13 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x0b\x88\x01\x01\x12\x1b\n\x13\x63onstrain_reasoning\x18\x16 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x12\n\x10_prompt_logprobs\"\xde\x01\n\x11StructuredOutputs\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x36\n\x06\x63hoice\x18\x04 \x01(\x0b\x32$.pdserve.v1.StructuredOutputs.ChoiceH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12\x18\n\x0estructural_tag\x18\x06 \x01(\tH\x00\x1a\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\tB\x0c\n\nconstraint\"N\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\"@\n\x10PositionLogprobs\x12,\n\ncandidates\x18\x01 \x03(\x0b\x32\x18.pdserve.v1.TokenLogprob\"\x84\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_reasoning_tokens\"D\n\x05Route\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0b\n\x03\x61rm\x18\x03 \x01(\t*W\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eMODE_COLOCATED\x10\x01\x12\x16\n\x12MODE_DISAGGREGATED\x10\x02\x12\r\n\tMODE_AUTO\x10\x03*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1448
-  _globals['_MODE']._serialized_end=1535
-  _globals['_FINISHREASON']._serialized_start=1537
-  _globals['_FINISHREASON']._serialized_end=1632
+  _globals['_MODE']._serialized_start=1530
+  _globals['_MODE']._serialized_end=1617
+  _globals['_FINISHREASON']._serialized_start=1619
+  _globals['_FINISHREASON']._serialized_end=1744
   _globals['_TOKENIDS']._serialized_start=43
   _globals['_TOKENIDS']._serialized_end=66
   _globals['_SAMPLINGPARAMS']._serialized_start=69
-  _globals['_SAMPLINGPARAMS']._serialized_end=923
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=682
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=730
-  _globals['_STRUCTUREDOUTPUTS']._serialized_start=926
-  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1148
-  _globals['_STRUCTUREDOUTPUTS_CHOICE']._serialized_start=1111
-  _globals['_STRUCTUREDOUTPUTS_CHOICE']._serialized_end=1134
-  _globals['_TOKENLOGPROB']._serialized_start=1150
-  _globals['_TOKENLOGPROB']._serialized_end=1228
-  _globals['_POSITIONLOGPROBS']._serialized_start=1230
-  _globals['_POSITIONLOGPROBS']._serialized_end=1294
-  _globals['_USAGE']._serialized_start=1296
-  _globals['_USAGE']._serialized_end=1376
-  _globals['_ROUTE']._serialized_start=1378
-  _globals['_ROUTE']._serialized_end=1446
+  _globals['_SAMPLINGPARAMS']._serialized_end=952
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=711
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=759
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=955
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1177
+  _globals['_STRUCTUREDOUTPUTS_CHOICE']._serialized_start=1140
+  _globals['_STRUCTUREDOUTPUTS_CHOICE']._serialized_end=1163
+  _globals['_TOKENLOGPROB']._serialized_start=1179
+  _globals['_TOKENLOGPROB']._serialized_end=1257
+  _globals['_POSITIONLOGPROBS']._serialized_start=1259
+  _globals['_POSITIONLOGPROBS']._serialized_end=1323
+  _globals['_USAGE']._serialized_start=1326
+  _globals['_USAGE']._serialized_end=1458
+  _globals['_ROUTE']._serialized_start=1460
+  _globals['_ROUTE']._serialized_end=1528
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import grpc
 import httpx
 
 from coordinator.facade.openai_schema import ChatCompletionRequest, CompletionRequest, parse
+from pdserve.convert_chat import chat_to_proto
 from pdserve.convert_sampling import sampling_to_proto
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
@@ -93,11 +94,9 @@ def _answers(stub: Any, model: str, case: Case, mode: str, stream: bool) -> list
         "options": pb.RequestOptions(mode=MODES[mode], cache_salt=uuid4().hex),
     }
     match body.to_prompts()[0]:
-        case ChatPrompt(messages):
-            chat = pb.ChatRequest(
-                messages=[pb.ChatMessage(role=role, content=text) for role, text in messages],
-                **common,
-            )
+        case ChatPrompt() as prompt:
+            chat = chat_to_proto(prompt)
+            chat.MergeFrom(pb.ChatRequest(**common))
             if stream:
                 return list(stub.ChatStream(pb.ChatStreamRequest(request=chat)))
             return [stub.Chat(chat)]

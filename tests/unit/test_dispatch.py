@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from coordinator.lifecycle import State
+from pdserve.chat import ChatMessage
 from pdserve.config import Arm, Experiment, GatewayConfig, ModelConfig
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import (
@@ -310,7 +311,7 @@ async def test_prompt_and_answer_may_fill_the_context() -> None:
     [
         (TextPrompt("12345"), CONTEXT_LENGTH - 4, "max_tokens"),
         (TextPrompt("x" * CONTEXT_LENGTH), None, "prompt"),
-        (ChatPrompt((("user", "x" * CONTEXT_LENGTH),)), None, "messages"),
+        (ChatPrompt((ChatMessage("user", "x" * CONTEXT_LENGTH),)), None, "messages"),
     ],
 )
 @on_virtual_time

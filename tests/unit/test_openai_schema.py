@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from coordinator.facade.openai_schema import ChatCompletionRequest, CompletionRequest, parse
+from pdserve.chat import ChatMessage, NamedTool, Tool, ToolCall, ToolMode
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
 COMPLETION = {"model": "tiny", "prompt": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -111,7 +113,6 @@ def test_inert_fields() -> None:
         {"n": 1},
         {"logprobs": False},
         {"top_logprobs": 0},
-        {"tools": []},
         {"tool_choice": "none"},
         {"parallel_tool_calls": True},
         {"response_format": {"type": "text"}},
@@ -141,8 +142,55 @@ def test_roles_and_parts() -> None:
         ]
     )
     assert body.to_prompts() == [
-        ChatPrompt((("system", "Be brief."), ("user", "a"), ("assistant", ""), ("user", "b\nc")))
+        ChatPrompt(
+            (
+                ChatMessage("system", "Be brief."),
+                ChatMessage("user", "a", name="bob"),
+                ChatMessage("assistant", ""),
+                ChatMessage("user", "b\nc"),
+            )
+        )
     ]
+
+
+def test_a_conversation_with_tools() -> None:
+    said = [
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+        {"role": "tool", "content": [{"type": "text", "text": "4"}], "tool_call_id": "1"},
+        {"role": "assistant", "content": "", "reasoning": "so", "reasoning_content": "old"},
+    ]
+    (prompt,) = chat(messages=said).to_prompts()
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages == (
+        ChatMessage("assistant", "", tool_calls=(ToolCall("1", "f", '{"x": 1}'),), reasoning="hm"),
+        ChatMessage("tool", "4", tool_call_id="1"),
+        ChatMessage("assistant", "", reasoning="so"),
+    )
+
+
+def test_tools_and_whether_they_are_called() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}},
+        {"type": "function", "function": {"name": "g", "description": "Does."}},
+    ]
+
+    def asked(**fields: Any) -> ChatPrompt:
+        (prompt,) = chat(tools=tools, **fields).to_prompts()
+        assert isinstance(prompt, ChatPrompt)
+        return prompt
+
+    text = '{"type":"object","properties":{"b":{},"a":{}}}'
+    assert asked().tools == (Tool("f", None, text, strict=True), Tool("g", "Does."))
+    assert asked().tool_choice is asked(tool_choice=None).tool_choice is ToolMode.AUTO
+    assert asked(tool_choice="none").tool_choice is ToolMode.NONE
+    assert asked(tool_choice="required").tool_choice is ToolMode.REQUIRED
+    named = {"type": "function", "function": {"name": "g"}}
+    assert asked(tool_choice=named).tool_choice == NamedTool("g")
+    assert asked().parallel_tool_calls
+    assert not asked(parallel_tool_calls=False).parallel_tool_calls
+    assert not asked(include_reasoning=False).include_reasoning
+    assert asked(reasoning_effort="low").reasoning_effort == "low"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +231,15 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ("messages.0.content", {"messages": [{"role": "user"}]}),
     ("messages.0.content", {"messages": [{"role": "user", "content": 5}]}),
     ("messages.0.content", {"messages": [{"role": "assistant", "content": None}]}),
-    ("messages.0.role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages.0.role", {"messages": [{"role": "critic", "content": "x"}]}),
+    ("messages.0.tool_calls", {"messages": [{"role": "user", "tool_calls": [CALL]}]}),
+    (
+        "messages.0.tool_calls.0.function.arguments",
+        {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f"}}]}]},
+    ),
+    ("messages.0.tool_call_id", {"messages": [{**MESSAGES[0], "tool_call_id": "1"}]}),
+    ("messages.0.reasoning", {"messages": [{**MESSAGES[0], "reasoning": "hm"}]}),
+    ("messages.0.refusal", {"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}),
     ("messages.1.role", {"messages": [*MESSAGES, {"content": "x"}]}),
     ("messages.0.nmae", {"messages": [{"role": "user", "content": "x", "nmae": "bob"}]}),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": ["x"]}]}),
@@ -229,8 +285,15 @@ BAD_CHAT: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 3}),
     ("top_logprobs", {"top_logprobs": 3, "logprobs": False}),
     ("logprobs", {"logprobs": 3}),
-    ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-    ("tool_choice", {"tool_choice": "required"}),
+    ("tools", {"tools": []}),
+    ("tools.0.type", {"tools": [{"type": "custom", "function": {"name": "f"}}]}),
+    ("tools.0.function.name", {"tools": [{"function": {}}]}),
+    ("tools.0.function.parameters", {"tools": [{"function": {"name": "f", "parameters": "{}"}}]}),
+    ("tool_choice", {"tool_choice": "any"}),
+    ("tool_choice.function", {"tool_choice": {"type": "function"}}),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}),
+    ("reasoning_effort", {"reasoning_effort": "huge"}),
+    ("include_reasoning", {"include_reasoning": "yes"}),
     ("response_format", {"response_format": "text"}),
     ("logit_bias", {"logit_bias": {"five": 1}}),
     ("logit_bias", {"logit_bias": {"5.5": 1}}),
@@ -253,7 +316,7 @@ BAD_COMPLETION: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("param", "fields"), BAD_CHAT)
 def test_bad_chat_names_the_field(param: str, fields: dict[str, Any]) -> None:
     with pytest.raises(RejectedError) as caught:
-        chat(**fields)
+        chat(**fields).to_prompts()
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
     assert caught.value.param == param
     assert caught.value.message.startswith(param)
@@ -291,7 +354,8 @@ def test_what_is_no_json_object(data: bytes) -> None:
 
 
 def test_deep_nesting() -> None:
-    deep = b'{"model":"m","messages":[],"tool_choice":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    begin = b'{"model":"m","messages":[],"tools":[{"function":{"name":"f","parameters":{"a":'
+    deep = begin + b"[" * 100_000 + b"]" * 100_000 + b"}}}]}"
     with pytest.raises(RejectedError, match="nested too deeply"):
         parse(ChatCompletionRequest, deep)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.prompts import THREAD_CHARS, ByteEncoder, Encoder, PromptEncoder
+from pdserve.chat import ChatMessage
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.models import resolve
 from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -38,6 +39,10 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
     return found
 
 
+def said(*turns: tuple[str, str]) -> tuple[ChatMessage, ...]:
+    return tuple(ChatMessage(role, content) for role, content in turns)
+
+
 def refused(encoder: Encoder, prompt: Prompt) -> RejectedError:
     with pytest.raises(RejectedError) as caught:
         encoder.encode(prompt)
@@ -61,7 +66,7 @@ def test_chat_is_rendered_as_transformers_does(
     oracle = tokenizer.apply_chat_template(
         conversation, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    assert real.encode(ChatPrompt(messages)) == tuple(oracle)
+    assert real.encode(ChatPrompt(said(*messages))) == tuple(oracle)
 
 
 def test_text_is_encoded_with_the_tokenizers_own_special_tokens(
@@ -95,7 +100,7 @@ def test_nothing_to_encode(encoder: Encoder) -> None:
 
 def test_lone_surrogates(encoder: Encoder) -> None:
     assert refused(encoder, TextPrompt("a\ud800b")).param == "prompt"
-    error = refused(encoder, ChatPrompt((("user", "a\udfff"),)))
+    error = refused(encoder, ChatPrompt(said(("user", "a\udfff"))))
     assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, "messages")
 
 
@@ -109,7 +114,7 @@ def test_text_that_cannot_fit_is_refused_unread(
     absurd = "x" * 3_000_000
     for prompt, param in (
         (TextPrompt(absurd), "prompt"),
-        (ChatPrompt((("user", absurd),)), "messages"),
+        (ChatPrompt(said(("user", absurd))), "messages"),
     ):
         error = refused(real, prompt)
         assert (error.reason, error.param) == (ErrorReason.CONTEXT_LENGTH_EXCEEDED, param)
@@ -150,14 +155,14 @@ def folder_with(model_path: Path, tmp_path: Path, template: str | None) -> Path:
 def test_a_template_that_refuses(model_path: Path, tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     encoder = PromptEncoder(folder_with(model_path, tmp_path, template))
-    error = refused(encoder, ChatPrompt((("user", "a"), ("user", "b"))))
+    error = refused(encoder, ChatPrompt(said(("user", "a"), ("user", "b"))))
     assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, "messages")
     assert "roles must alternate" in error.message
 
 
 def test_a_model_without_a_template(model_path: Path, tmp_path: Path) -> None:
     encoder = PromptEncoder(folder_with(model_path, tmp_path, None))
-    error = refused(encoder, ChatPrompt((("user", "a"),)))
+    error = refused(encoder, ChatPrompt(said(("user", "a"))))
     assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, "messages")
     assert encoder.encode(TextPrompt("a"))
 
@@ -179,6 +184,6 @@ def test_folders_that_are_no_model(model_path: Path, tmp_path: Path) -> None:
 def test_bytes_stand_in_for_tokens() -> None:
     encoder = ByteEncoder(context_length=1000)
     assert encoder.encode(TextPrompt("é!")) == (0xC3 + 3, 0xA9 + 3, ord("!") + 3)
-    chat = ChatPrompt((("system", "Be brief."), ("user", "Hi")))
+    chat = ChatPrompt(said(("system", "Be brief."), ("user", "Hi")))
     rendered = bytes(token_id - 3 for token_id in encoder.encode(chat))
     assert rendered == b"system: Be brief.\nuser: Hi\nassistant:"

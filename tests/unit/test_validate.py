@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.facade.validate import Limits, validate
+from pdserve.chat import ChatMessage
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.structured import JsonSchema
 from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
@@ -113,7 +114,10 @@ def test_beyond_the_edges(param: str, sampling: dict[str, Any]) -> None:
         ("prompt", {"prompt": TextPrompt("")}),
         ("prompt", {"prompt": TokenPrompt(())}),
         ("messages", {"prompt": ChatPrompt(())}),
-        ("messages.1.role", {"prompt": ChatPrompt((("user", "a"), ("tool", "b")))}),
+        (
+            "messages.1.role",
+            {"prompt": ChatPrompt((ChatMessage("user", "a"), ChatMessage("critic", "b")))},
+        ),
         ("session", {"session": "x" * 257}),
         ("cache_salt", {"cache_salt": "x" * 257}),
     ],

@@ -45,7 +45,7 @@ def generate(**sampling: Any) -> pb.GenerateRequest:
         ),
         (pb.ChatRequest(model=MODEL), "messages"),
         (
-            pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="tool", content="x")]),
+            pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="critic", content="x")]),
             "messages.0.role",
         ),
     ],

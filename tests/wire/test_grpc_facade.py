@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+from pdserve.chat import ChatMessage
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
 from pdserve.v1 import generation_pb2 as gen
@@ -48,7 +49,7 @@ async def test_chat(service: GrpcFacade) -> None:
     assert response.message == pb.ChatMessage(role="assistant", content="Hello world")
     seen = service.dispatcher.seen[0]
     assert response.id == seen.spec.request_id
-    assert seen.spec.prompt == ChatPrompt((("user", "Hi"),))
+    assert seen.spec.prompt == ChatPrompt((ChatMessage("user", "Hi"),))
     assert seen.spec.sampling == SamplingParams()
 
 

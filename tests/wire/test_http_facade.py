@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from pdserve.chat import ChatMessage
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
 from tests.support.fake_dispatch import MODEL, ROUTE, answer
@@ -50,7 +51,7 @@ async def test_chat(facade: HttpFacade) -> None:
         },
     }
     seen = facade.dispatcher.seen[0]
-    assert seen.spec.prompt == ChatPrompt((("user", "Hi"),))
+    assert seen.spec.prompt == ChatPrompt((ChatMessage("user", "Hi"),))
     assert seen.spec.sampling.seed == 4
     assert (seen.spec.mode, seen.spec.session, seen.spec.deadline) == (None, "", None)
     assert facade.dispatcher.streams[0].closed.is_set()
