@@ -89,6 +89,11 @@ class Climb:
         self._left = model.config.max_recoveries
         self._losses_left = max(1, model.config.max_recoveries)
 
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as it was asked for, without what was answered since."""
+        return self._request.token_ids
+
     async def begin(self, prompt: PromptBlocks) -> Delta:
         """Plans and tries, each time without what failed, until a first delta comes.
 

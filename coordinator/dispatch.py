@@ -28,11 +28,13 @@ from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import (
+    WHOLE_CONTEXT,
     ChatPrompt,
     EngineRequest,
     GenerateSpec,
     Role,
     SamplingParams,
+    Truncation,
 )
 
 
@@ -88,9 +90,11 @@ class Dispatcher:
         record.model = spec.model
         permit = await self._gateway.enter(caller, spec)
         try:
-            token_ids = await model.encoder.encode_async(spec.prompt)
+            context_length = self._context_length(model)
+            truncation = _truncation(spec, context_length)
+            token_ids = await model.encoder.encode_async(spec.prompt, truncation)
             record.prompt_tokens = len(token_ids)
-            request = _engine_request(spec, token_ids, self._context_length(model))
+            request = _engine_request(spec, token_ids, context_length)
             record.phase("tokenise")
             prompt = PromptBlocks(request.token_ids, request.cache_salt)
             await permit.admit(self._work(spec, model, request, prompt))
@@ -155,6 +159,14 @@ def _colocated_because(sampling: SamplingParams) -> str:
     return ""
 
 
+def _truncation(spec: GenerateSpec, context_length: int) -> Truncation | None:
+    """With the number of tokens that is meant: there is to be room for an answer."""
+    asked = spec.truncation
+    if asked is None or asked.tokens != WHOLE_CONTEXT:
+        return asked
+    return replace(asked, tokens=context_length - 1)
+
+
 def _engine_request(
     spec: GenerateSpec, token_ids: tuple[int, ...], context_length: int
 ) -> EngineRequest:
@@ -171,6 +183,9 @@ def _engine_request(
             f"{context_length}; shorten the prompt",
             param=param,
         )
+    if wanted is not None and spec.truncation is not None:
+        # As in vLLM: a prompt that is cut to fit may leave less.
+        wanted = min(wanted, room)
     if wanted is not None and wanted > room:
         raise RejectedError(
             ErrorReason.CONTEXT_LENGTH_EXCEEDED,

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
-from coordinator.template import effort_kwargs, template_messages, template_tools
+from coordinator.template import template_kwargs, template_messages, template_tools
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
-from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Truncation
 
 THREAD_CHARS = 8 * 1024
 """Prompts from this size on are encoded in a thread: they would hold up every token stream."""
@@ -34,10 +32,15 @@ class Encoder(Protocol):
     def vocab_size(self) -> int:
         """Token ids are below this."""
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids, as the engine's own server would make them; never empty."""
+    def encode(self, prompt: Prompt, truncation: Truncation | None = None) -> tuple[int, ...]:
+        """The token ids, as the engine's own server would make them; never empty.
 
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+        With a truncation text of any length is encoded. Its number must be above 0 by then.
+        """
+
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
         """As `encode`; long prompts leave the event loop to others meanwhile."""
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
@@ -73,21 +76,28 @@ class PromptEncoder:
         self._max_bytes = self.context_length * longest_token
         # The first call settles the tokenizer's truncation state; from then on calls only
         # read it, and threads may share it.
-        self._ids("", add_special_tokens=True)
+        word = self._tokenizer("a", return_special_tokens_mask=True)
+        self._added_before = word["special_tokens_mask"].index(0)
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, truncation: Truncation | None = None) -> tuple[int, ...]:
         match prompt:
             case ChatPrompt():
-                return self._text_ids(self._render(prompt), "messages", add_special_tokens=False)
+                text, param = self._render(prompt), "messages"
             case TextPrompt(text):
-                return self._text_ids(text, "prompt", add_special_tokens=True)
+                param = "prompt"
             case TokenPrompt(token_ids):
-                return _checked_ids(token_ids, self.vocab_size)
+                return _cut(_checked_ids(token_ids, self.vocab_size), truncation)
+        self._check_length(text, param, truncation)
+        ids = self._ids(text, add_special_tokens=prompt.add_special_tokens)
+        added = self._added_before if prompt.add_special_tokens else 0
+        return _not_empty(_cut(ids, truncation, added), param)
 
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
         if num_chars(prompt) < THREAD_CHARS:
-            return self.encode(prompt)
-        return await asyncio.to_thread(self.encode, prompt)
+            return self.encode(prompt, truncation)
+        return await asyncio.to_thread(self.encode, prompt, truncation)
 
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         # A character has four bytes at most. One that looks like a part of another counts as one.
@@ -111,28 +121,28 @@ class PromptEncoder:
                 self._tokenizer.apply_chat_template(
                     template_messages(prompt.messages),
                     tools=template_tools(prompt.tools),
-                    add_generation_prompt=True,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
                     tokenize=False,
-                    **effort_kwargs(prompt.reasoning_effort),
+                    **template_kwargs(prompt),
                 )
             )
-        except TemplateError as error:
+        except Exception as error:  # as any program, a template may fail at its input in any way
             raise RejectedError(
                 ErrorReason.INVALID_ARGUMENT,
                 f"the model's chat template refuses the messages: {error}",
                 param="messages",
             ) from None
 
-    def _text_ids(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _check_length(self, text: str, param: str, truncation: Truncation | None) -> None:
         num_bytes = len(_utf8(text, param))
-        if num_bytes > self._max_bytes:
+        if num_bytes > self._max_bytes and truncation is None:
             raise RejectedError(
                 ErrorReason.CONTEXT_LENGTH_EXCEEDED,
                 f"the prompt of {num_bytes} bytes cannot fit the model's context of "
                 f"{self.context_length} tokens",
                 param=param,
             )
-        return _not_empty(self._ids(text, add_special_tokens=add_special_tokens), param)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
@@ -147,17 +157,20 @@ class ByteEncoder:
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, truncation: Truncation | None = None) -> tuple[int, ...]:
         match prompt:
             case ChatPrompt():
-                return self._byte_ids(_plain_text(prompt), "messages")
+                ids = self._byte_ids(_plain_text(prompt), "messages")
             case TextPrompt(text):
-                return self._byte_ids(text, "prompt")
+                ids = self._byte_ids(text, "prompt")
             case TokenPrompt(token_ids):
-                return _checked_ids(token_ids, self.vocab_size)
+                ids = _checked_ids(token_ids, self.vocab_size)
+        return _cut(ids, truncation)
 
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.encode(prompt)
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
+        return self.encode(prompt, truncation)
 
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         return True
@@ -202,7 +215,20 @@ def _plain_text(prompt: ChatPrompt) -> str:
     for message in prompt.messages:
         calls = "".join(f" {call.name}({call.arguments})" for call in message.tool_calls)
         lines.append(f"{message.role}: {message.content}{calls}\n")
-    return "".join([*lines, "assistant:"])
+    text = "".join(lines)
+    if prompt.continue_final_message:
+        return text.removesuffix("\n")
+    return f"{text}assistant:" if prompt.add_generation_prompt else text
+
+
+def _cut(ids: tuple[int, ...], truncation: Truncation | None, added: int = 0) -> tuple[int, ...]:
+    """`added` tokens at the beginning are the tokenizer's own."""
+    if truncation is None or len(ids) <= truncation.tokens:
+        return ids
+    if truncation.side == "right":
+        return ids[: truncation.tokens]
+    kept = min(added, truncation.tokens) if truncation.side is None else 0
+    return ids[:kept] + ids[len(ids) - truncation.tokens + kept :]
 
 
 def _utf8(text: str, param: str) -> bytes:

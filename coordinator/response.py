@@ -38,7 +38,7 @@ class ResponseStream:
         assert record.route is not None
         self.route: Route = record.route
         self.request_id = record.request_id
-        self.prompt_tokens = record.prompt_tokens
+        self.prompt_token_ids = climb.prompt_token_ids
         self._climb = climb
         self._execution = climb.execution
         self._first: Delta | None = first

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pdserve.chat import ChatMessage, Tool, ToolCall
+from pdserve.chat import ChatMessage, ChatPrompt, Tool, ToolCall
 
 
 def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
@@ -21,11 +21,12 @@ def template_tools(tools: Sequence[Tool]) -> list[Any] | None:
     return [_tool(tool) for tool in tools] or None
 
 
-def effort_kwargs(effort: str) -> dict[str, Any]:
-    """What a reasoning effort is to a template. One that must be told to think, is."""
+def template_kwargs(prompt: ChatPrompt) -> dict[str, Any]:
+    """With what a reasoning effort is to a template. One that must be told to think, is."""
+    effort, given = prompt.reasoning_effort, prompt.template_kwargs
     if not effort:
-        return {}
-    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return dict(given)
+    return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class ChatPrompt:
 
     The tools are rendered whatever `tool_choice` is, as in vLLM. `include_reasoning` says
     whether an answer shows what the model thought before it; `reasoning_effort`, where it is
-    not empty, is told to the template.
+    not empty, is told to the template, as are `template_kwargs`, JSON values for variables of its
+    own. The template opens the assistant's turn with `add_generation_prompt`, and leaves the last
+    message open with `continue_final_message`; never both.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -72,6 +76,10 @@ class ChatPrompt:
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     reasoning_effort: str = ""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

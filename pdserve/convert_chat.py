@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import msgspec
+
 from pdserve.chat import (
     AnsweredMessage,
     ChatMessage,
@@ -41,11 +46,19 @@ def chat_to_proto(prompt: ChatPrompt) -> pb.ChatRequest:
         parallel_tool_calls=prompt.parallel_tool_calls,
         include_reasoning=prompt.include_reasoning,
         reasoning_effort=prompt.reasoning_effort,
+        template=pb.ChatTemplate(
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            kwargs=json.dumps(dict(prompt.template_kwargs)) if prompt.template_kwargs else "",
+        ),
+        prompt_options=pb.PromptOptions(add_special_tokens=prompt.add_special_tokens),
     )
 
 
 def chat_from_proto(request: pb.ChatRequest) -> ChatPrompt:
-    """Raises PdserveError INVALID_ARGUMENT for a tool mode that is none."""
+    """Raises PdserveError INVALID_ARGUMENT for a tool mode, or values for a template, that are
+    none."""
+    template = request.template
     tools = tuple(_tool_from_proto(tool) for tool in request.tools)
     return ChatPrompt(
         messages=tuple(_message_from_proto(message) for message in request.messages),
@@ -58,7 +71,24 @@ def chat_from_proto(request: pb.ChatRequest) -> ChatPrompt:
             request.include_reasoning if request.HasField("include_reasoning") else True
         ),
         reasoning_effort=request.reasoning_effort,
+        add_generation_prompt=(
+            template.add_generation_prompt if template.HasField("add_generation_prompt") else True
+        ),
+        continue_final_message=template.continue_final_message,
+        template_kwargs=_kwargs_from_proto(template.kwargs) if template.kwargs else {},
+        add_special_tokens=request.prompt_options.add_special_tokens,
     )
+
+
+def _kwargs_from_proto(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise PdserveError(
+            ErrorReason.INVALID_ARGUMENT,
+            "template.kwargs must be a JSON object",
+            param="template.kwargs",
+        ) from None
 
 
 def answered_to_proto(message: AnsweredMessage) -> pb.ChatMessage:

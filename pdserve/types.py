@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pdserve.chat import ChatPrompt
 from pdserve.errors import ErrorReason
@@ -47,9 +47,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text to continue; special tokens are added as the model's tokenizer does."""
+    """Text to continue; with `add_special_tokens` the tokenizer adds those of its own."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,20 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+WHOLE_CONTEXT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How much of a prompt is kept at most: so many tokens, or WHOLE_CONTEXT.
+
+    `side` is where tokens are left out, whatever they are. Without one that is the left, but
+    not what the tokenizer itself put there.
+    """
+
+    tokens: int
+    side: Literal["left", "right"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,7 @@ class GenerateSpec:
     cache_salt: str = ""
     deadline: float | None = None
     priority: int = 0
+    truncation: Truncation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Echoed:
         self._stream = stream
         self._echo: Echo | None = echo
         self.route: Route = stream.route
-        self.prompt_tokens = stream.prompt_tokens
+        self.prompt_token_ids = stream.prompt_token_ids
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self

@@ -50,6 +50,7 @@ from coordinator.facade.sse import (
     AnswerIdentity,
     ChunkShape,
     Frames,
+    Shown,
     error_event,
 )
 from coordinator.gateway.keys import Caller
@@ -169,9 +170,9 @@ class GenerationResponse(Response):
         try:
             shape = self.operation.shape(spec.sampling)
             if record.stream:
-                frames = self._frames(asked, shape, stream.prompt_tokens)
+                frames = self._frames(asked, shape, stream.prompt_token_ids)
                 return await self._stream(stream, frames, record, send, connection)
-            answer = await whole(stream)
+            answer = await whole(stream, token_ids=bool(asked.body.return_token_ids))
             content = self.operation.answer(asked.identity, [answer], [shape], answer.usage)
             return _complete(content, stream.route, record)
         finally:
@@ -189,7 +190,8 @@ class GenerationResponse(Response):
             gatherings = [Gathering() for _ in parts]
             async for index, delta in several:
                 gatherings[index].add(delta)
-            answers = [gathering.answer() for gathering in gatherings]
+            shown = several.prompt_token_ids if asked.body.return_token_ids else {}
+            answers = [one.answer(shown.get(index)) for index, one in enumerate(gatherings)]
             content = self.operation.answer(
                 asked.identity,
                 answers,
@@ -203,19 +205,22 @@ class GenerationResponse(Response):
     async def _echo(self, body: GenerationBody, spec: GenerateSpec) -> Echo | None:
         if not body.echoes:
             return None
-        return await echo_of(spec, self._intake.model(spec.model).encoder, alone=body.echoes_alone)
+        echo = await echo_of(spec, self._intake.model(spec.model).encoder, alone=body.echoes_alone)
+        # As in vLLM: whoever asks for the tokens gets no text of the prompt.
+        return replace(echo, text="") if body.return_token_ids else echo
 
     def _frames(
-        self, asked: _Asked, shape: LogprobsShape | None, prompt_tokens: int, index: int = 0
+        self,
+        asked: _Asked,
+        logprobs: LogprobsShape | None,
+        prompt_token_ids: Sequence[int],
+        index: int = 0,
     ) -> Frames:
-        return Frames(
-            asked.identity,
-            self.operation.chunk,
-            asked.body.include_usage,
-            shape,
-            prompt_tokens if asked.body.continuous_usage else None,
-            index,
+        body = asked.body
+        shown = Shown(
+            body.include_usage, body.continuous_usage, bool(body.return_token_ids), logprobs
         )
+        return Frames(asked.identity, self.operation.chunk, shown, prompt_token_ids, index)
 
     async def _stream_several(
         self,
@@ -233,8 +238,8 @@ class GenerationResponse(Response):
             async for index, delta in several:
                 if index not in frames:
                     shape = self.operation.shape(parts[index].spec.sampling)
-                    tokens = several.prompt_tokens[index]
-                    frames[index] = self._frames(asked, shape, tokens, index)
+                    prompt = several.prompt_token_ids[index]
+                    frames[index] = self._frames(asked, shape, prompt, index)
                     if opening := frames[index].opening:
                         await send(_body(opening, more=True))
                 if delta.finish_reason is None:
@@ -303,6 +308,7 @@ def _spec(body: GenerationBody, headers: Headers, record: RequestRecord) -> Gene
         session=headers.get(SESSION, ""),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
+        truncation=body.truncation,
     )
 
 

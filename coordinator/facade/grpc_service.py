@@ -8,30 +8,25 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast
 
+from coordinator.facade.grpc_prompt import NAMES, prompt_of, truncation_of
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS
 from coordinator.gateway.gateway import Gateway
 from coordinator.record import RequestRecord
 from pdserve import convert
-from pdserve.convert_chat import chat_from_proto
 from pdserve.convert_sampling import logprobs_to_proto, sampling_from_proto
-from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
+from pdserve.errors import REQUEST_ID
 from pdserve.rpc_errors import Context
-from pdserve.types import (
-    GenerateSpec,
-    Prompt,
-    Route,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-)
+from pdserve.types import GenerateSpec, Route, SamplingParams
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import InferenceServiceServicer
 
-_NAMES = {field.name: f"sampling.{field.name}" for field in fields(SamplingParams)} | {
-    name: f"options.{name}" for name in ("mode", "session", "cache_salt", "priority")
-}
+_NAMES = (
+    NAMES
+    | {field.name: f"sampling.{field.name}" for field in fields(SamplingParams)}
+    | {name: f"options.{name}" for name in ("mode", "session", "cache_salt", "priority")}
+)
 _Request = pb.GenerateRequest | pb.ChatRequest
 _Message = TypeVar("_Message", pb.GenerateStreamResponse, pb.ChatStreamResponse)
 
@@ -44,7 +39,7 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         async with self._answer(request, context) as (request_id, stream):
-            answer = await whole(stream)
+            answer = await whole(stream, token_ids=request.prompt_options.return_prompt_token_ids)
             return pb.GenerateResponse(
                 id=request_id,
                 text=answer.text,
@@ -54,11 +49,12 @@ class InferenceServicer(InferenceServiceServicer):
                 logprobs=logprobs_to_proto(answer.logprobs),
                 prompt_logprobs=logprobs_to_proto(answer.prompt_logprobs),
                 token_ids=answer.token_ids,
+                prompt_token_ids=answer.prompt_token_ids,
             )
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
         async with self._answer(request, context) as (request_id, stream):
-            answer = await whole(stream)
+            answer = await whole(stream, token_ids=request.prompt_options.return_prompt_token_ids)
             return pb.ChatResponse(
                 id=request_id,
                 message=pb.ChatMessage(role="assistant", content=answer.text),
@@ -68,20 +64,23 @@ class InferenceServicer(InferenceServiceServicer):
                 logprobs=logprobs_to_proto(answer.logprobs),
                 prompt_logprobs=logprobs_to_proto(answer.prompt_logprobs),
                 token_ids=answer.token_ids,
+                prompt_token_ids=answer.prompt_token_ids,
             )
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         async with self._answer(request.request, context, streamed=True) as (_, stream):
-            async for message in _messages(stream, pb.GenerateStreamResponse):
+            first = _first(request.request, stream, pb.GenerateStreamResponse)
+            async for message in _messages(stream, first, pb.GenerateStreamResponse):
                 yield message
 
     async def ChatStream(
         self, request: pb.ChatStreamRequest, context: Context
     ) -> AsyncIterator[pb.ChatStreamResponse]:
         async with self._answer(request.request, context, streamed=True) as (_, stream):
-            async for message in _messages(stream, pb.ChatStreamResponse):
+            first = _first(request.request, stream, pb.ChatStreamResponse)
+            async for message in _messages(stream, first, pb.ChatStreamResponse):
                 yield message
 
     async def ListModels(
@@ -132,8 +131,18 @@ class InferenceServicer(InferenceServiceServicer):
                 await stream.aclose()
 
 
-async def _messages(stream: TokenStream, make: Callable[..., _Message]) -> AsyncIterator[_Message]:
-    message = make(route=convert.route_to_proto(stream.route))
+def _first(request: _Request, stream: TokenStream, make: Callable[..., _Message]) -> _Message:
+    shows = request.prompt_options.return_prompt_token_ids
+    return make(
+        route=convert.route_to_proto(stream.route),
+        prompt_token_ids=stream.prompt_token_ids if shows else (),
+    )
+
+
+async def _messages(
+    stream: TokenStream, message: _Message, make: Callable[..., _Message]
+) -> AsyncIterator[_Message]:
+    """`message` is the first."""
     is_first = True
     async for delta in stream:
         if delta.logprobs:
@@ -180,7 +189,7 @@ def _spec(request: _Request, record: RequestRecord, context: Context) -> Generat
     return GenerateSpec(
         request_id=record.request_id,
         model=request.model,
-        prompt=_prompt(request),
+        prompt=prompt_of(request),
         sampling=sampling,
         mode=convert.mode_from_proto(request.options.mode),
         tenant=record.tenant,
@@ -188,18 +197,5 @@ def _spec(request: _Request, record: RequestRecord, context: Context) -> Generat
         cache_salt=request.options.cache_salt,
         priority=request.options.priority,
         deadline=None if remaining is None else time.monotonic() + remaining,
+        truncation=truncation_of(request.prompt_options),
     )
-
-
-def _prompt(request: _Request) -> Prompt:
-    if isinstance(request, pb.ChatRequest):
-        return chat_from_proto(request)
-    match request.WhichOneof("prompt"):
-        case "text":
-            return TextPrompt(request.text)
-        case "token_ids":
-            return TokenPrompt(tuple(request.token_ids.ids))
-        case _:
-            raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT, "text or token_ids must be set", param="prompt"
-            )

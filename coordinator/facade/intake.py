@@ -104,7 +104,7 @@ class Intake:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """All that a sequence had to give. Logprobs are by token, of the prompt from the second one
-    on, and empty where not asked for."""
+    on, and empty where not asked for. `prompt_token_ids` is None where no ids are to be shown."""
 
     text: str
     token_ids: list[int]
@@ -113,6 +113,7 @@ class Answer:
     finish_reason: FinishReason
     stop_reason: str | int | None
     usage: Usage
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Gathering:
@@ -134,7 +135,7 @@ class Gathering:
         self._last = delta
         return delta.finish_reason is not None
 
-    def answer(self) -> Answer:
+    def answer(self, prompt_token_ids: tuple[int, ...] | None = None) -> Answer:
         """After the last delta."""
         last = self._last
         assert last is not None
@@ -148,15 +149,16 @@ class Gathering:
             last.finish_reason,
             last.stop_reason,
             last.usage,
+            prompt_token_ids,
         )
 
 
-async def whole(stream: TokenStream) -> Answer:
+async def whole(stream: TokenStream, *, token_ids: bool = False) -> Answer:
     """Reads the stream to its end. Raises PdserveError."""
     gathering = Gathering()
     async for delta in stream:
         if gathering.add(delta):
-            return gathering.answer()
+            return gathering.answer(stream.prompt_token_ids if token_ids else None)
     raise ended_early()
 
 

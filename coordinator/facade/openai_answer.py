@@ -43,13 +43,17 @@ def _choice(
         "logprobs": None if shape is None else shape(answer.logprobs),
         "finish_reason": answer.finish_reason.value,
         "stop_reason": answer.stop_reason,
+        **({} if answer.prompt_token_ids is None else {"token_ids": answer.token_ids}),
     }
 
 
 def _of_prompt(answer: Answer) -> dict[str, Any]:
-    if not answer.prompt_logprobs:
-        return {}
-    return {"prompt_logprobs": prompt_logprobs(answer.prompt_logprobs)}
+    shown: dict[str, Any] = {}
+    if answer.prompt_logprobs:
+        shown["prompt_logprobs"] = prompt_logprobs(answer.prompt_logprobs)
+    if answer.prompt_token_ids is not None:
+        shown["prompt_token_ids"] = answer.prompt_token_ids
+    return shown
 
 
 def _whole(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
@@ -33,12 +33,19 @@ from coordinator.facade.openai_structured import (
 from coordinator.facade.unsupported import refuse_unsupported
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS, ParamNames
 from pdserve.errors import ErrorReason, RejectedError
-from pdserve.types import ChatPrompt, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.types import (
+    ChatPrompt,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+)
 
 MODE = "x-pdserve-mode"
 SESSION = "x-pdserve-session"
 
-_HEADER_NAMES = {"session": SESSION, "mode": MODE}
+_NAMES = {"session": SESSION, "mode": MODE, "template_kwargs": "chat_template_kwargs"}
 _MAX_TOLD_CHARS = 300
 
 MAX_CHOICES = 128
@@ -86,6 +93,10 @@ class GenerationBody(_Body, kw_only=True):
     structured_outputs: StructuredOutputsBody | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
     # Accepted, and without effect.
     user: str | None = None
@@ -117,6 +128,11 @@ class GenerationBody(_Body, kw_only=True):
         return self.include_usage and options is not None and bool(options.continuous_usage_stats)
 
     @property
+    def truncation(self) -> Truncation | None:
+        tokens = self.truncate_prompt_tokens
+        return None if tokens is None else Truncation(tokens, self.truncation_side)
+
+    @property
     def asked_max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -129,8 +145,8 @@ class GenerationBody(_Body, kw_only=True):
     def param_names(self) -> ParamNames:
         """How this body calls what `GenerateSpec` and `SamplingParams` call otherwise."""
         if self.structured_outputs is None:
-            return {**_HEADER_NAMES, "structured_outputs": "response_format"}
-        return _HEADER_NAMES
+            return {**_NAMES, "structured_outputs": "response_format"}
+        return _NAMES
 
     def check(self) -> None:
         """Raises RejectedError for fields that contradict one another."""
@@ -194,6 +210,12 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     include_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
+    # As in vLLM.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+
     default_max_tokens: ClassVar[int | None] = None
 
     @property
@@ -226,6 +248,10 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
                 parallel_tool_calls=self.parallel_tool_calls is not False,
                 include_reasoning=self.include_reasoning is not False,
                 reasoning_effort=self.reasoning_effort or "",
+                add_generation_prompt=self.add_generation_prompt is not False,
+                continue_final_message=bool(self.continue_final_message),
+                template_kwargs=self.chat_template_kwargs or {},
+                add_special_tokens=bool(self.add_special_tokens),
             )
         ]
 
@@ -261,15 +287,18 @@ class CompletionRequest(GenerationBody, kw_only=True):
     def to_prompts(self) -> list[Prompt]:
         prompt = self.prompt
         if isinstance(prompt, str):
-            return [TextPrompt(prompt)]
+            return [self._text(prompt)]
         if all(isinstance(item, int) for item in prompt):
             return [TokenPrompt(tuple(cast(list[int], prompt)))]
         if any(isinstance(item, int) for item in prompt):
             raise _rejected("prompt mixes token ids with prompts", "prompt")
         return [
-            TextPrompt(one) if isinstance(one, str) else TokenPrompt(tuple(one))
+            self._text(one) if isinstance(one, str) else TokenPrompt(tuple(one))
             for one in cast(list[str | list[int]], prompt)
         ]
+
+    def _text(self, text: str) -> TextPrompt:
+        return TextPrompt(text, add_special_tokens=self.add_special_tokens is not False)
 
 
 Body = TypeVar("Body", bound=GenerationBody)

@@ -53,6 +53,10 @@ def total(parts: Sequence[Part], usages: Sequence[Usage]) -> Usage:
     )
 
 
+_Read = tuple[int, Delta, Route, tuple[int, ...]]
+"""Index of the choice, what came, the way it went, its prompt."""
+
+
 class Several:
     """Iterates over (index of the choice, delta) until each has had its last delta.
 
@@ -64,10 +68,10 @@ class Several:
         self._caller = caller
         self._names = names
         self._tasks: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[tuple[int, Delta, Route, int] | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Read | Exception] = asyncio.Queue()
         self._first: tuple[int, Delta] | None = None
         self._left = 0
-        self.prompt_tokens: dict[int, int] = {}
+        self.prompt_token_ids: dict[int, tuple[int, ...]] = {}
         self.route: Route
 
     async def open(self, parts: Sequence[Part]) -> None:
@@ -103,7 +107,7 @@ class Several:
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
-        index, delta, self.route, self.prompt_tokens[index] = item
+        index, delta, self.route, self.prompt_token_ids[index] = item
         return index, delta
 
     async def _read(self, index: int, part: Part) -> None:
@@ -114,7 +118,7 @@ class Several:
             )
             try:
                 async for delta in stream:
-                    await self._queue.put((index, delta, stream.route, stream.prompt_tokens))
+                    await self._queue.put((index, delta, stream.route, stream.prompt_token_ids))
                     if delta.finish_reason is not None:
                         return
                 raise ended_early()

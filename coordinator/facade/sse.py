@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from pdserve.types import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
 _NULL = b"null"
+_END = b"}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,19 @@ CHAT_CHUNK = ChunkShape(
 COMPLETION_CHUNK = ChunkShape(kind="text_completion", before=b'"text":', after=b"")
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What events have beside text and finish reason, where it was asked for.
+
+    With `continuous_usage` each tells the usage so far; `logprobs` is of the choice's own.
+    """
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    logprobs: LogprobsShape | None = None
+
+
 class Frames:
     """The events of one stream: `opening`, one for each delta, `closing` for the last.
 
@@ -52,12 +67,11 @@ class Frames:
         self,
         identity: AnswerIdentity,
         shape: ChunkShape,
-        include_usage: bool,
-        logprobs: LogprobsShape | None = None,
-        prompt_tokens: int | None = None,
+        shown: Shown,
+        prompt_token_ids: Sequence[int],
         index: int = 0,
     ) -> None:
-        """With `prompt_tokens` each event tells the usage so far; `index` is the choice's."""
+        """`index` is the choice's."""
         head = {
             "id": identity.id,
             "object": shape.kind,
@@ -65,23 +79,28 @@ class Frames:
             "model": identity.model,
         }
         self._shape = shape
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._prompt_tokens = prompt_tokens
+        self._shown = shown
+        self._prompt_tokens = len(prompt_token_ids)
         self._completion_tokens = 0
         self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
         choice = self._prefix + b'{"index":%d,' % index
         self.before = choice + shape.before
         end = self._end(_NULL, _NULL)
         self.after = shape.after + end
+        self._prompt = b""
+        if shown.token_ids:
+            self._prompt = b',"prompt_token_ids":' + orjson.dumps(prompt_token_ids)
         self.opening = b""
         if shape.opening:
-            self.opening = choice + shape.opening + end
+            opening = choice + shape.opening + end
+            self.opening = opening.removesuffix(_END) + self._prompt + _END
+            self._prompt = b""
 
     @property
     def is_plain(self) -> bool:
         """Whether an event needs no more of a delta than its text."""
-        return self._logprobs is None and self._prompt_tokens is None
+        shown = self._shown
+        return not (shown.logprobs or shown.continuous_usage or shown.token_ids)
 
     def delta(self, text: str) -> bytes:
         return self.before + orjson.dumps(text) + self.after
@@ -91,7 +110,8 @@ class Frames:
         if self.is_plain:
             return self.delta(delta.text) if delta.text else b""
         self._completion_tokens += len(delta.token_ids)
-        return self._choice(delta, _NULL) if delta.text or delta.logprobs else b""
+        has_more = delta.logprobs or (self._shown.token_ids and delta.token_ids)
+        return self._choice(delta, _NULL) if delta.text or has_more else b""
 
     def closing(self, delta: Delta) -> bytes:
         """The last delta, and the end of the stream."""
@@ -108,26 +128,29 @@ class Frames:
 
     def end(self, usage: Usage) -> bytes:
         """The usage where it was asked for, and the end of the stream."""
-        if not self._include_usage:
+        if not self._shown.include_usage:
             return DONE
         return self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}\n\n" + DONE
 
     def _choice(self, delta: Delta, finish: bytes) -> bytes:
         logprobs = _NULL
-        if self._logprobs is not None:
-            logprobs = orjson.dumps(self._logprobs(delta.logprobs or ()))
+        if self._shown.logprobs is not None:
+            logprobs = orjson.dumps(self._shown.logprobs(delta.logprobs or ()))
+        if self._shown.token_ids:
+            finish += self._prompt + b',"token_ids":' + orjson.dumps(delta.token_ids)
+            self._prompt = b""
         text = self.before + orjson.dumps(delta.text) + self._shape.after
         return text + self._end(logprobs, finish)
 
     def _end(self, logprobs: bytes, finish: bytes) -> bytes:
-        return b',"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (logprobs, finish, self._usage())
+        return b',"logprobs":%b,"finish_reason":%b}]%b' % (logprobs, finish, self._usage()) + _END
 
     def _usage(self) -> bytes:
-        if self._prompt_tokens is not None:
+        if self._shown.continuous_usage:
             return b',"usage":' + orjson.dumps(
                 counts_json(self._prompt_tokens, self._completion_tokens)
             )
-        return b',"usage":null' if self._include_usage else b""
+        return b',"usage":null' if self._shown.include_usage else b""
 
 
 def error_event(body: dict[str, Any]) -> bytes:

@@ -20,6 +20,7 @@ def _is_one(value: Any) -> bool:
 _NEUTRAL: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("best_of", _is_one),
     ("suffix", _is_falsy),
+    ("chat_template", _is_falsy),
 )
 
 

@@ -6,11 +6,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from coordinator.facade.constraints import fault_of
 from pdserve.chat import NamedTool, ToolMode
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.structured import JsonSchema
-from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.types import (
+    WHOLE_CONTEXT,
+    ChatPrompt,
+    GenerateSpec,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+)
 
 COMPLETION_MAX_TOKENS = 16
 """Answer of a completion that names no `max_tokens`, as OpenAI and vLLM have it."""
@@ -26,6 +36,22 @@ MAX_LABEL_CHARS = 256
 ROLES = ("system", "user", "assistant", "tool")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_TOOLS = 128
+
+MAX_TEMPLATE_BYTES = 64 * 1024
+"""Of the values for a chat template, as JSON."""
+
+RESERVED_KWARGS = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+        *("tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length"),
+        *("return_tensors", "return_dict", "self", "raise_exception", "strftime_now"),
+        *(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")),
+        "additional_special_tokens",
+    }
+)
+"""What renders a template, and is no client's to set: parameters, functions, special tokens."""
+
 
 ParamNames = Mapping[str, str]
 """How a façade calls the fields of `GenerateSpec` and `SamplingParams`, where not the same."""
@@ -75,6 +101,8 @@ def validate(spec: GenerateSpec, limits: Limits, names: ParamNames) -> None:
     """
     check = _Checker(names)
     _prompt(spec, check)
+    if spec.truncation is not None:
+        _truncation(spec.truncation, limits, check)
     _sampling(spec.sampling, limits, check)
     for field, label in (("session", spec.session), ("cache_salt", spec.cache_salt)):
         check(field, len(label) <= MAX_LABEL_CHARS, f"at most {MAX_LABEL_CHARS} characters long")
@@ -104,6 +132,7 @@ def _prompt(spec: GenerateSpec, check: _Checker) -> None:
 
 def _chat(prompt: ChatPrompt, check: _Checker) -> None:
     check("messages", bool(prompt.messages), "at least one message")
+    _template(prompt, check)
     for index, message in enumerate(prompt.messages):
         check(f"messages.{index}.role", message.role in ROLES, f"one of {', '.join(ROLES)}")
     check("tools", len(prompt.tools) <= MAX_TOOLS, f"at most {MAX_TOOLS}")
@@ -120,6 +149,29 @@ def _chat(prompt: ChatPrompt, check: _Checker) -> None:
     if isinstance(choice, NamedTool):
         names = {tool.name for tool in prompt.tools}
         check("tool_choice", choice.name in names, "the name of one of the tools")
+
+
+def _template(prompt: ChatPrompt, check: _Checker) -> None:
+    check(
+        "continue_final_message",
+        not (prompt.continue_final_message and prompt.add_generation_prompt),
+        "used with add_generation_prompt=false",
+    )
+    if prompt.template_kwargs:
+        reserved = sorted(RESERVED_KWARGS & prompt.template_kwargs.keys())
+        check("template_kwargs", not reserved, f"without {', '.join(reserved)}")
+        size = len(msgspec.json.encode(prompt.template_kwargs))
+        check("template_kwargs", size <= MAX_TEMPLATE_BYTES, f"at most {MAX_TEMPLATE_BYTES} bytes")
+
+
+def _truncation(truncation: Truncation, limits: Limits, check: _Checker) -> None:
+    context = limits.context_length
+    tokens = truncation.tokens
+    check(
+        "truncate_prompt_tokens",
+        tokens == WHOLE_CONTEXT or 1 <= tokens <= context,
+        f"between 1 and the context of {context}, or {WHOLE_CONTEXT} for what fits",
+    )
 
 
 def _sampling(params: SamplingParams, limits: Limits, check: _Checker) -> None:

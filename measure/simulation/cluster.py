@@ -29,7 +29,7 @@ from measure.simulation.network import Host, Network
 from measure.simulation.rpc import Channel
 from measure.simulation.worker import MODEL, SimWorker, WorkerSpec
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
-from pdserve.types import GenerateSpec, Prompt, Role, TextPrompt, TokenPrompt
+from pdserve.types import GenerateSpec, Prompt, Role, TextPrompt, TokenPrompt, Truncation
 
 _CALLER_KEYS = KeyRing.open_to_all(admin=True)
 
@@ -42,14 +42,17 @@ class TokenEncoder:
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, truncation: Truncation | None = None) -> tuple[int, ...]:
+        assert truncation is None
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids
         assert isinstance(prompt, TextPrompt)
         return tuple(map(ord, prompt.text))
 
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
-        return self.encode(prompt)
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
+        return self.encode(prompt, truncation)
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return "".join(map(chr, token_ids))

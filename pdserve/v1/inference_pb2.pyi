@@ -20,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TruncationSide:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruncationSideEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TruncationSide.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUNCATION_SIDE_UNSPECIFIED: _TruncationSide.ValueType  # 0
+    """Those on the left, but not what the tokenizer itself put there."""
+    TRUNCATION_SIDE_LEFT: _TruncationSide.ValueType  # 1
+    """Those on the left."""
+    TRUNCATION_SIDE_RIGHT: _TruncationSide.ValueType  # 2
+    """Those on the right."""
+
+class TruncationSide(_TruncationSide, metaclass=_TruncationSideEnumTypeWrapper):
+    """Which tokens of a prompt are left out."""
+
+TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.ValueType  # 0
+"""Those on the left, but not what the tokenizer itself put there."""
+TRUNCATION_SIDE_LEFT: TruncationSide.ValueType  # 1
+"""Those on the left."""
+TRUNCATION_SIDE_RIGHT: TruncationSide.ValueType  # 2
+"""Those on the right."""
+Global___TruncationSide: _TypeAlias = TruncationSide  # noqa: Y015
+
 class _ToolMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -85,6 +109,88 @@ class RequestOptions(_message.Message):
 Global___RequestOptions: _TypeAlias = RequestOptions  # noqa: Y015
 
 @_typing.final
+class PromptOptions(_message.Message):
+    """What becomes of a prompt before it is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    truncate_prompt_tokens: _builtins.int
+    """Most tokens to keep, at least 1; -1 is as many as leave room for an
+    answer. Then max_tokens may be more than there is room for. Default: all,
+    and what does not fit is refused.
+    """
+    truncation_side: Global___TruncationSide.ValueType
+    """Which tokens are left out."""
+    add_special_tokens: _builtins.bool
+    """Whether the tokenizer adds its special tokens to text. Default: false for
+    Chat, whose templates have them, true for Generate.
+    """
+    return_prompt_token_ids: _builtins.bool
+    """Whether the answer has the tokens of the prompt."""
+    def __init__(
+        self,
+        *,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncation_side: Global___TruncationSide.ValueType = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "return_prompt_token_ids", b"return_prompt_token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___PromptOptions: _TypeAlias = PromptOptions  # noqa: Y015
+
+@_typing.final
+class ChatTemplate(_message.Message):
+    """How a conversation becomes a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    KWARGS_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """Whether the assistant's turn is opened. Default: true."""
+    continue_final_message: _builtins.bool
+    """Whether the last message is left open, to be gone on with; then
+    add_generation_prompt must be false.
+    """
+    kwargs: _builtins.str
+    """Values for variables of the model's own template: a JSON object in text, at
+    most 64 KiB.
+    """
+    def __init__(
+        self,
+        *,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        kwargs: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "kwargs", b"kwargs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+
+Global___ChatTemplate: _TypeAlias = ChatTemplate  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     """Asks for the continuation of a prompt."""
 
@@ -95,6 +201,7 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_OPTIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of a served model."""
     text: _builtins.str
@@ -111,6 +218,10 @@ class GenerateRequest(_message.Message):
     def options(self) -> Global___RequestOptions:
         """How to route."""
 
+    @_builtins.property
+    def prompt_options(self) -> Global___PromptOptions:
+        """What becomes of the prompt before it is read."""
+
     def __init__(
         self,
         *,
@@ -119,10 +230,11 @@ class GenerateRequest(_message.Message):
         token_ids: _generation_pb2.TokenIds | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         options: Global___RequestOptions | None = ...,
+        prompt_options: Global___PromptOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "prompt_options", b"prompt_options", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "options", b"options", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "options", b"options", "prompt", b"prompt", "prompt_options", b"prompt_options", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -144,6 +256,7 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     text: _builtins.str
@@ -172,6 +285,10 @@ class GenerateResponse(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens answered."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of the prompt, where prompt_options ask for them."""
+
     def __init__(
         self,
         *,
@@ -183,10 +300,11 @@ class GenerateResponse(_message.Message):
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,6 +347,7 @@ class GenerateStreamResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text to append; may be empty."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -255,6 +374,12 @@ class GenerateStreamResponse(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens of this piece."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Set in the first message alone: the tokens of the prompt, where
+        prompt_options ask for them.
+        """
+
     def __init__(
         self,
         *,
@@ -265,10 +390,11 @@ class GenerateStreamResponse(_message.Message):
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "route", b"route", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,6 +559,8 @@ class ChatRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_OPTIONS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
@@ -461,6 +589,14 @@ class ChatRequest(_message.Message):
         """How to route."""
 
     @_builtins.property
+    def prompt_options(self) -> Global___PromptOptions:
+        """What becomes of the prompt before it is read."""
+
+    @_builtins.property
+    def template(self) -> Global___ChatTemplate:
+        """How the conversation becomes a prompt."""
+
+    @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
         """Functions that may be called; at most 128. Needs a model with a tool parser,
         unless none is to be called.
@@ -477,15 +613,17 @@ class ChatRequest(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         sampling: _generation_pb2.SamplingParams | None = ...,
         options: Global___RequestOptions | None = ...,
+        prompt_options: Global___PromptOptions | None = ...,
+        template: Global___ChatTemplate | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         include_reasoning: _builtins.bool | None = ...,
         reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "include_reasoning", b"include_reasoning", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "include_reasoning", b"include_reasoning", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "prompt_options", b"prompt_options", "sampling", b"sampling", "template", b"template", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "prompt_options", b"prompt_options", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "template", b"template", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__include_reasoning: _TypeAlias = _typing.Literal["include_reasoning"]  # noqa: Y015
     _WhichOneofArgType__include_reasoning: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning"]  # noqa: Y015
@@ -512,6 +650,7 @@ class ChatResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The request's id."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -542,6 +681,10 @@ class ChatResponse(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens answered."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of the prompt, where prompt_options ask for them."""
+
     def __init__(
         self,
         *,
@@ -553,10 +696,11 @@ class ChatResponse(_message.Message):
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "route", b"route", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "logprobs", b"logprobs", "message", b"message", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "route", b"route", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,6 +743,7 @@ class ChatStreamResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
@@ -630,6 +775,12 @@ class ChatStreamResponse(_message.Message):
         """The tokens of this piece."""
 
     @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Set in the first message alone: the tokens of the prompt, where
+        prompt_options ask for them.
+        """
+
+    @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
         """What is new of the tools that are called."""
 
@@ -643,12 +794,13 @@ class ChatStreamResponse(_message.Message):
         logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         prompt_logprobs: _abc.Iterable[_generation_pb2.PositionLogprobs] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "reasoning", b"reasoning", "route", b"route", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning", b"reasoning", "route", b"route", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

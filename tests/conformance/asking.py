@@ -22,6 +22,11 @@ from tests.conformance.seen import Seen, of_chosen
 from tests.support.fleet import MODES
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_SIDES = {
+    None: pb.TRUNCATION_SIDE_UNSPECIFIED,
+    "left": pb.TRUNCATION_SIDE_LEFT,
+    "right": pb.TRUNCATION_SIDE_RIGHT,
+}
 _FINISH = {gen.FINISH_REASON_STOP: "stop", gen.FINISH_REASON_LENGTH: "length"}
 
 
@@ -53,13 +58,13 @@ def over_http(client: httpx.Client, model: str, case: Case, mode: str, *, stream
     lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line) for line in lines[:-1]]
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    choices = [{**_of_answer(chunk), **choice} for chunk in chunks for choice in chunk["choices"]]
     return of_chosen(choices, chunks[-1]["usage"], took)
 
 
 def _of_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """Chats have what is of the prompt beside their choices."""
-    return {"prompt_logprobs": answer.get("prompt_logprobs")}
+    return {name: answer.get(name) for name in ("prompt_logprobs", "prompt_token_ids")}
 
 
 def over_grpc(stub: Any, model: str, case: Case, mode: str, *, stream: bool) -> Seen:
@@ -72,10 +77,13 @@ def over_grpc(stub: Any, model: str, case: Case, mode: str, *, stream: bool) -> 
     last = messages[-1]
     texts = [one.message.content if hasattr(one, "message") else one.text for one in messages]
     of_prompt = sum(len(one.prompt_logprobs) for one in messages)
+    prompt_ids = [token_id for one in messages for token_id in one.prompt_token_ids]
+    ids = [token_id for one in messages for token_id in one.token_ids] if prompt_ids else []
     return Seen(
         text="".join(texts),
         finish_reason=_FINISH[last.finish_reason],
         usage=(last.usage.prompt_tokens, last.usage.completion_tokens),
+        token_ids=(*prompt_ids, *ids),
         logprobs=tuple(at.candidates[0].logprob for one in messages for at in one.logprobs),
         # OpenAI's surface shows nothing in place of the first token's.
         num_prompt_logprobs=of_prompt + 1 if of_prompt else 0,
@@ -92,6 +100,12 @@ def _answers(stub: Any, model: str, case: Case, mode: str, stream: bool) -> list
         "model": model,
         "sampling": sampling_to_proto(body.to_sampling()),
         "options": pb.RequestOptions(mode=MODES[mode], cache_salt=uuid4().hex),
+        "prompt_options": pb.PromptOptions(
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=_SIDES[body.truncation_side],
+            add_special_tokens=body.add_special_tokens,
+            return_prompt_token_ids=bool(body.return_token_ids),
+        ),
     }
     match body.to_prompts()[0]:
         case ChatPrompt() as prompt:

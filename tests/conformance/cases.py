@@ -73,6 +73,26 @@ CASES = (
         fields={"echo": True, "logprobs": 1, "max_tokens": 0},
         grpc=False,
     ),
+    Case("add_generation_prompt", "chat", {"add_generation_prompt": False}),
+    Case(
+        "continue_final_message",
+        "chat",
+        {
+            "messages": [
+                {"role": "user", "content": f"Repeat this text:\n\n{PROMPT}"},
+                {"role": "assistant", "content": PROMPT[: len(PROMPT) // 2].rstrip()},
+            ],
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+        },
+    ),
+    Case("chat_template_kwargs", "chat", {"chat_template_kwargs": {"enable_thinking": False}}),
+    Case("truncate_prompt_tokens", fields={"truncate_prompt_tokens": 100}),
+    Case("truncate_prompt_tokens", "chat", {"truncate_prompt_tokens": 100}),
+    Case("truncation_side", fields={"truncate_prompt_tokens": 100, "truncation_side": "right"}),
+    Case("add_special_tokens", fields={"add_special_tokens": False}),
+    Case("return_token_ids", fields={"return_token_ids": True}),
+    Case("return_token_ids", "chat", {"return_token_ids": True}),
     Case("response_format: json_object", "chat", {"response_format": {"type": "json_object"}}),
     Case(
         "response_format: json_schema",

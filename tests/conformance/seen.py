@@ -14,7 +14,8 @@ LOGPROB_STEP = 0.15
 class Seen:
     """`refused` is the parameter that a 400 named; then the rest is empty.
 
-    `logprobs` are those of the tokens shown, 0 where there is none. `mode` and `reason` are
+    `logprobs` are those of the tokens shown, 0 where there is none. `token_ids` are those of the
+    prompt and of the answer, where they were asked for. `mode` and `reason` are
     those of pdserve's headers.
     """
 
@@ -26,6 +27,7 @@ class Seen:
     mode: str = ""
     refused: str | None = None
     reason: str = ""
+    token_ids: tuple[int, ...] = ()
 
     @property
     def fell_back(self) -> bool:
@@ -58,8 +60,14 @@ def verdict(reference: Seen, seen: Seen, asked_mode: str, near_tie_at: int | Non
 
 def _same(one: Seen, other: Seen) -> bool:
     return (
-        (one.text, one.finish_reason, one.usage, one.num_prompt_logprobs)
-        == (other.text, other.finish_reason, other.usage, other.num_prompt_logprobs)
+        (one.text, one.finish_reason, one.usage, one.token_ids, one.num_prompt_logprobs)
+        == (
+            other.text,
+            other.finish_reason,
+            other.usage,
+            other.token_ids,
+            other.num_prompt_logprobs,
+        )
         and len(one.logprobs) == len(other.logprobs)
         and all(
             abs(a - b) <= LOGPROB_STEP for a, b in zip(one.logprobs, other.logprobs, strict=True)
@@ -70,19 +78,22 @@ def _same(one: Seen, other: Seen) -> bool:
 def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], took: tuple[str, str]) -> Seen:
     """Of the pieces of one choice, in order; a whole answer is one piece. `took` are mode and
     reason."""
-    texts, logprobs, of_prompt = [], [], 0
+    texts, logprobs, token_ids, of_prompt = [], [], [], 0
     for choice in choices:
         content = choice.get("message") or choice.get("delta") or {}
         texts.append(choice.get("text") or content.get("content") or "")
         shown = choice.get("logprobs") or {}
         logprobs += [one or 0.0 for one in shown.get("token_logprobs") or ()]
         logprobs += [one["logprob"] for one in shown.get("content") or ()]
+        token_ids += choice.get("prompt_token_ids") or ()
+        token_ids += choice.get("token_ids") or ()
         of_prompt += len(choice.get("prompt_logprobs") or ())
     return Seen(
         text="".join(texts),
         finish_reason=choices[-1]["finish_reason"],
         usage=(usage["prompt_tokens"], usage["completion_tokens"]),
         logprobs=tuple(logprobs),
+        token_ids=tuple(token_ids),
         num_prompt_logprobs=of_prompt,
         mode=took[0],
         reason=took[1],

@@ -170,3 +170,63 @@ async def test_the_stop_string_is_told_and_given_where_asked_for() -> None:
                 text = "".join(chunk["text"] for chunk in chunks)
                 assert text == (whole if len(asked) == 2 else without)["text"]
                 assert chunks[-1]["stop_reason"] == stop
+
+
+async def test_the_tokens_of_prompt_and_answer_are_told_on_every_route() -> None:
+    """And a prompt is cut to those that are to be kept."""
+    fields = {"truncate_prompt_tokens": 60, "return_token_ids": True}
+    async with sim_fleet(prefill(), decode()) as fleet:
+        core = fleet.coordinator
+        kept = [byte + 3 for byte in TEXT.encode()[-60:]]
+        answers = []
+        for mode in ROUTES:
+            whole = await completion(core, mode, **fields)
+            assert whole["prompt_token_ids"] == kept
+            first, *chunks = await streamed(core, "/v1/completions", body(TEXT, **fields), mode)
+            assert first["prompt_token_ids"] == kept
+            assert not any("prompt_token_ids" in chunk for chunk in chunks)
+            ids = [one for chunk in (first, *chunks) for one in chunk["token_ids"]]
+            assert ids == whole["token_ids"]
+            asked = message(TEXT, mode)
+            asked.prompt_options.truncate_prompt_tokens = 60
+            asked.prompt_options.return_prompt_token_ids = True
+            told = await core.grpc.Generate(asked)
+            assert (list(told.prompt_token_ids), list(told.token_ids)) == (kept, ids)
+            stream = core.grpc.GenerateStream(pb.GenerateStreamRequest(request=asked))
+            parts = [part async for part in stream]
+            assert [list(part.prompt_token_ids) for part in parts if part.prompt_token_ids] == [
+                kept
+            ]
+            assert told.usage.prompt_tokens == 60
+            answers.append((whole["text"], told.text))
+        assert len({text for pair in answers for text in pair}) == 1
+
+
+async def test_a_conversation_is_gone_on_with_on_every_route() -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The fox is"}]
+    asked = {
+        "model": "tiny",
+        "messages": messages,
+        "max_tokens": 3,
+        "return_token_ids": True,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    prompt = f"user: {TEXT}\nassistant: The fox is"
+    chat = pb.ChatRequest(
+        model="tiny",
+        messages=[pb.ChatMessage(**one) for one in messages],
+        sampling=message("", None, 3).sampling,
+        template=pb.ChatTemplate(add_generation_prompt=False, continue_final_message=True),
+        prompt_options=pb.PromptOptions(return_prompt_token_ids=True),
+    )
+    async with sim_fleet(prefill(), decode()) as fleet:
+        core = fleet.coordinator
+        for mode in ROUTES:
+            response = await core.http.post(
+                "/v1/chat/completions", json=asked, headers=header(mode)
+            )
+            ids = response.json()["prompt_token_ids"]
+            assert bytes(one - 3 for one in ids).decode() == prompt
+            chat.options.CopyFrom(message("", mode).options)
+            assert list((await core.grpc.Chat(chat)).prompt_token_ids) == ids

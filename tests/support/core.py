@@ -40,6 +40,7 @@ from pdserve.types import (
     Route,
     SamplingParams,
     TextPrompt,
+    Truncation,
     Usage,
 )
 from tests.support.fake_worker import MODEL, FakeWorker, Gate, answer
@@ -56,10 +57,12 @@ class GatedEncoder(ByteEncoder):
         super().__init__(CONTEXT_LENGTH)
         self.gates: deque[Gate] = deque()
 
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
         if self.gates:
             await self.gates.popleft().passed()
-        return self.encode(prompt)
+        return self.encode(prompt, truncation)
 
 
 @dataclass(frozen=True, slots=True)

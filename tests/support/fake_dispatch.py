@@ -64,7 +64,7 @@ class FakeStream:
 
     def __init__(self, steps: Sequence[Step], route: Route, on_close: Callable[[], None]) -> None:
         self.route = route
-        self.prompt_tokens = 7
+        self.prompt_token_ids = tuple(range(3, 10))
         self.closed = asyncio.Event()
         self.steps = list(steps)
         self._on_close = on_close

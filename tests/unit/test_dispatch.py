@@ -20,6 +20,7 @@ from pdserve.types import (
     Prompt,
     Role,
     TextPrompt,
+    Truncation,
     Usage,
 )
 from tests.support.core import CONTEXT_LENGTH, GatedEncoder, assert_complete, running
@@ -333,6 +334,24 @@ async def test_an_answer_needs_at_least_one_token_of_room() -> None:
         await core.ask("x" * (CONTEXT_LENGTH - 1), max_tokens=None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "kept", "answer"),
+    [(4, 4, 50), (-1, CONTEXT_LENGTH - 1, 1), (CONTEXT_LENGTH - 10, CONTEXT_LENGTH - 10, 10)],
+)
+@on_virtual_time
+async def test_a_prompt_is_cut_and_its_answer_gets_the_room_that_is_left(
+    tokens: int, kept: int, answer: int
+) -> None:
+    (writer,) = decodes()
+    prompt = TextPrompt("0" * CONTEXT_LENGTH + "1234")
+    async with running(writer) as core:
+        await core.ask(prompt=prompt, max_tokens=50, truncation=Truncation(tokens))
+        request = writer.requests[-1]
+        assert len(request.token_ids) == kept
+        assert request.token_ids[-4:] == tuple(ord(digit) + 3 for digit in "1234")
+        assert request.sampling.max_tokens == answer
+
+
 # Experiments and the automatic mode.
 
 
@@ -434,7 +453,9 @@ async def test_the_wait_for_a_place_is_a_phase() -> None:
 
 
 class BrokenEncoder(GatedEncoder):
-    async def encode_async(self, prompt: Prompt) -> tuple[int, ...]:
+    async def encode_async(
+        self, prompt: Prompt, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
         raise RuntimeError("a fault")
 
 

@@ -8,7 +8,7 @@ import pytest
 from coordinator.facade.openai_schema import ChatCompletionRequest, CompletionRequest, parse
 from pdserve.chat import ChatMessage, NamedTool, Tool, ToolCall, ToolMode
 from pdserve.errors import ErrorReason, RejectedError
-from pdserve.types import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.types import ChatPrompt, SamplingParams, TextPrompt, TokenPrompt, Truncation
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
@@ -191,6 +191,29 @@ def test_tools_and_whether_they_are_called() -> None:
     assert not asked(parallel_tool_calls=False).parallel_tool_calls
     assert not asked(include_reasoning=False).include_reasoning
     assert asked(reasoning_effort="low").reasoning_effort == "low"
+
+
+def test_how_a_prompt_is_made() -> None:
+    body = chat(
+        add_generation_prompt=False,
+        continue_final_message=True,
+        chat_template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+        truncate_prompt_tokens=-1,
+        truncation_side="right",
+    )
+    (prompt,) = body.to_prompts()
+    assert prompt == ChatPrompt(
+        (ChatMessage("user", "Hi"),),
+        add_generation_prompt=False,
+        continue_final_message=True,
+        template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+    )
+    assert body.truncation == Truncation(-1, "right")
+    assert chat(truncation_side="left").truncation is None
+    (text,) = completion(add_special_tokens=False).to_prompts()
+    assert text == TextPrompt("Hi", add_special_tokens=False)
 
 
 @pytest.mark.parametrize(

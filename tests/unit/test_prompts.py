@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.facade.validate import RESERVED_KWARGS
 from coordinator.prompts import THREAD_CHARS, ByteEncoder, Encoder, PromptEncoder
 from pdserve.chat import ChatMessage
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.models import resolve
-from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Truncation
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,87 @@ def test_chat_is_rendered_as_transformers_does(
         conversation, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     assert real.encode(ChatPrompt(said(*messages))) == tuple(oracle)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ],
+)
+def test_the_assistants_turn_is_opened_left_out_or_gone_on_with(
+    real: PromptEncoder, tokenizer: Any, asked: dict[str, bool]
+) -> None:
+    messages = (("user", "Count."), ("assistant", "one, two,"))
+    conversation = [{"role": role, "content": content} for role, content in messages]
+    oracle = tokenizer.apply_chat_template(conversation, return_dict=False, **asked)
+    prompt = ChatPrompt(said(*messages), **asked)  # type: ignore[arg-type]
+    assert real.encode(prompt) == tuple(oracle)
+    assert real.decode(real.encode(prompt)).endswith(
+        "one, two," if len(asked) == 2 else "one, two,<|im_end|>\n"
+    )
+
+
+def test_a_template_gets_the_values_for_its_variables(model_path: Path, tmp_path: Path) -> None:
+    template = "{% if think %}think {{ depth + 1 }}: {% endif %}{{ messages[0].content }}"
+    encoder = PromptEncoder(folder_with(model_path, tmp_path, template))
+    chat = said(("user", "Hi"))
+    for kwargs, text in (
+        ({}, "Hi"),
+        ({"think": True, "depth": 2, "unknown": [1]}, "think 3: Hi"),
+    ):
+        prompt = ChatPrompt(chat, template_kwargs=kwargs)
+        assert encoder.decode(encoder.encode(prompt)) == text
+    error = refused(encoder, ChatPrompt(chat, template_kwargs={"think": True, "depth": "a"}))
+    assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, "messages")
+
+
+def test_no_value_of_a_clients_can_stand_for_what_renders_a_template(tokenizer: Any) -> None:
+    given = signature(type(tokenizer).apply_chat_template).parameters
+    # Documents are the template's own, as any other variable.
+    assert set(given) - {"kwargs", "documents"} <= RESERVED_KWARGS
+    assert tokenizer.special_tokens_map.keys() <= RESERVED_KWARGS
+
+
+def test_prompts_are_cut_to_the_tokens_that_are_to_be_kept(encoder: Encoder) -> None:
+    text = TextPrompt("Once upon a time there was a fox")
+    ids = encoder.encode(text)
+    chat = ChatPrompt(said(("user", "Once")))
+    of_chat = encoder.encode(chat)
+    for prompt, all_ids in ((text, ids), (TokenPrompt(ids), ids), (chat, of_chat)):
+        assert encoder.encode(prompt, Truncation(3)) == all_ids[-3:]
+        assert encoder.encode(prompt, Truncation(3, "left")) == all_ids[-3:]
+        assert encoder.encode(prompt, Truncation(3, "right")) == all_ids[:3]
+        assert encoder.encode(prompt, Truncation(len(all_ids))) == all_ids
+    # Whatever is to be left of it, a text may be long.
+    assert len(encoder.encode(TextPrompt("x" * 3_000_000), Truncation(5))) == 5
+
+
+def test_special_tokens_are_the_tokenizers_to_add_and_not_the_first_to_go(
+    model_path: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, processors
+    from transformers import AutoTokenizer
+
+    folder = folder_with(model_path, tmp_path, None)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    encoder = PromptEncoder(folder)
+    text = "Once upon a time"
+    whole = encoder.encode(TextPrompt(text))
+    bare = encoder.encode(TextPrompt(text, add_special_tokens=False))
+    assert whole == (1, *bare, 2)
+    oracle = AutoTokenizer.from_pretrained(folder, truncation_side="left")
+    for tokens in (3, 4):
+        kept = tuple(oracle(text, truncation=True, max_length=tokens)["input_ids"])
+        assert encoder.encode(TextPrompt(text), Truncation(tokens)) == kept
+    assert encoder.encode(TextPrompt(text), Truncation(3, "left")) == whole[-3:]
+    assert encoder.encode(TextPrompt(text), Truncation(3, "right")) == whole[:3]
 
 
 def test_text_is_encoded_with_the_tokenizers_own_special_tokens(
@@ -187,3 +270,9 @@ def test_bytes_stand_in_for_tokens() -> None:
     chat = ChatPrompt(said(("system", "Be brief."), ("user", "Hi")))
     rendered = bytes(token_id - 3 for token_id in encoder.encode(chat))
     assert rendered == b"system: Be brief.\nuser: Hi\nassistant:"
+    hi = said(("user", "Hi"))
+    goes_on = ChatPrompt(hi, add_generation_prompt=False, continue_final_message=True)
+    assert encoder.decode(encoder.encode(goes_on)) == "user: Hi"
+    assert (
+        encoder.decode(encoder.encode(ChatPrompt(hi, add_generation_prompt=False))) == "user: Hi\n"
+    )

@@ -10,6 +10,7 @@ from coordinator.facade.sse import (
     COMPLETION_CHUNK,
     AnswerIdentity,
     Frames,
+    Shown,
     error_event,
 )
 from pdserve.sampling import TokenLogprob
@@ -20,6 +21,7 @@ HEAD = b'"created":1700000000,"model":"m\\"x","choices":'
 CHAT_HEAD = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk",' + HEAD
 TEXT_HEAD = b'data: {"id":"chatcmpl-1","object":"text_completion",' + HEAD
 DONE = b"data: [DONE]\n\n"
+PROMPT = tuple(range(7))
 
 
 def last(text: str, reason: FinishReason, usage: Usage) -> Delta:
@@ -27,7 +29,7 @@ def last(text: str, reason: FinishReason, usage: Usage) -> Delta:
 
 
 def test_chat_without_usage() -> None:
-    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=False)
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT)
     assert frames.opening == (
         CHAT_HEAD + b'[{"index":0,"delta":{"role":"assistant","content":""},'
         b'"logprobs":null,"finish_reason":null}]}\n\n'
@@ -44,7 +46,7 @@ def test_chat_without_usage() -> None:
 
 
 def test_chat_with_usage() -> None:
-    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=True)
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(include_usage=True), PROMPT)
     assert frames.opening.endswith(b'"finish_reason":null}],"usage":null}\n\n')
     assert frames.delta("a").endswith(b'"finish_reason":null}],"usage":null}\n\n')
     assert frames.closing(last("", FinishReason.STOP, Usage(7, 2, 3))) == (
@@ -57,7 +59,7 @@ def test_chat_with_usage() -> None:
 
 
 def test_completion() -> None:
-    frames = Frames(IDENTITY, COMPLETION_CHUNK, include_usage=False)
+    frames = Frames(IDENTITY, COMPLETION_CHUNK, Shown(), PROMPT)
     assert frames.opening == b""
     assert frames.delta("a") == (
         TEXT_HEAD + b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
@@ -71,7 +73,7 @@ def test_completion() -> None:
 
 @pytest.mark.parametrize("text", ["\r\n\r\ndata: [DONE]\n\n", "\u2028\u0000\x7f"])
 def test_no_text_can_break_out_of_its_event(text: str) -> None:
-    event = Frames(IDENTITY, CHAT_CHUNK, include_usage=False).delta(text)
+    event = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT).delta(text)
     assert event.count(b"\n") == 2
     assert event.endswith(b"\n\n")
     assert b"\r" not in event
@@ -82,7 +84,7 @@ def test_error_event() -> None:
 
 
 def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
-    frames = Frames(IDENTITY, COMPLETION_CHUNK, False, CompletionLogprobs(0))
+    frames = Frames(IDENTITY, COMPLETION_CHUNK, Shown(logprobs=CompletionLogprobs(0)), PROMPT)
     assert not frames.is_plain
     a, b = (TokenLogprob(5, -0.5, " a", 1),), (TokenLogprob(6, -1.0, "b", 2),)
     shown = (
@@ -105,7 +107,7 @@ def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
 
 
 def test_usage_so_far_is_told_with_each_event_where_asked_for() -> None:
-    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=True, prompt_tokens=7)
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(True, continuous_usage=True), PROMPT)
     assert not frames.is_plain
     so_far = b',"usage":{"prompt_tokens":7,"completion_tokens":%d,"total_tokens":%d}}\n\n'
     assert frames.opening.endswith(so_far % (0, 7))
@@ -116,11 +118,31 @@ def test_usage_so_far_is_told_with_each_event_where_asked_for() -> None:
 
 
 def test_the_last_event_tells_what_stopped_the_answer() -> None:
-    frames = Frames(IDENTITY, CHAT_CHUNK, include_usage=False)
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT)
     for met, shown in (("EN\n", b'"EN\\n"'), (7, b"7")):
         delta = Delta("", finish_reason=FinishReason.STOP, usage=Usage(1, 1), stop_reason=met)
         assert b'"finish_reason":"stop","stop_reason":' + shown in frames.closing(delta)
 
 
 def test_a_piece_of_nothing_is_no_event() -> None:
-    assert Frames(IDENTITY, CHAT_CHUNK, include_usage=False).piece(Delta("", [5])) == b""
+    assert Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT).piece(Delta("", [5])) == b""
+
+
+IDS = b"[0,1,2,3,4,5,6]"
+
+
+def test_token_ids_are_told_with_each_event_and_those_of_the_prompt_once() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(token_ids=True), PROMPT)
+    assert not frames.is_plain
+    assert frames.opening.endswith(b'"finish_reason":null}],"prompt_token_ids":' + IDS + b"}\n\n")
+    assert frames.piece(Delta("", [5])).endswith(b'"finish_reason":null,"token_ids":[5]}]}\n\n')
+    assert frames.piece(Delta("")) == b""
+    end = Delta("b", [6, 7], FinishReason.STOP, Usage(7, 3))
+    assert frames.last(end).endswith(b'"stop_reason":null,"token_ids":[6,7]}]}\n\n')
+
+
+def test_a_completions_first_event_tells_the_tokens_of_its_prompt() -> None:
+    frames = Frames(IDENTITY, COMPLETION_CHUNK, Shown(token_ids=True), PROMPT)
+    of_prompt = b'"finish_reason":null,"prompt_token_ids":' + IDS
+    assert frames.piece(Delta("a", [5])).endswith(of_prompt + b',"token_ids":[5]}]}\n\n')
+    assert frames.piece(Delta("b", [6])).endswith(b'"finish_reason":null,"token_ids":[6]}]}\n\n')

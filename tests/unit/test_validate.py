@@ -10,8 +10,16 @@ from coordinator.facade.validate import Limits, validate
 from pdserve.chat import ChatMessage
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.structured import JsonSchema
-from pdserve.types import ChatPrompt, GenerateSpec, SamplingParams, TextPrompt, TokenPrompt
+from pdserve.types import (
+    ChatPrompt,
+    GenerateSpec,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+)
 
+HI = (ChatMessage("user", "Hi"),)
 LIMITS = Limits(context_length=1000, vocab_size=500)
 SPEC = GenerateSpec("id", "tiny", TextPrompt("Hello"), SamplingParams())
 
@@ -118,12 +126,30 @@ def test_beyond_the_edges(param: str, sampling: dict[str, Any]) -> None:
             "messages.1.role",
             {"prompt": ChatPrompt((ChatMessage("user", "a"), ChatMessage("critic", "b")))},
         ),
+        ("continue_final_message", {"prompt": ChatPrompt(HI, continue_final_message=True)}),
+        ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"chat_template": "x"})}),
+        ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"eos_token": "x"})}),
+        ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"a": "x" * 65536})}),
+        ("truncate_prompt_tokens", {"truncation": Truncation(0)}),
+        ("truncate_prompt_tokens", {"truncation": Truncation(-2)}),
+        ("truncate_prompt_tokens", {"truncation": Truncation(1001)}),
         ("session", {"session": "x" * 257}),
         ("cache_salt", {"cache_salt": "x" * 257}),
     ],
 )
 def test_the_rest_of_the_spec(param: str, change: dict[str, Any]) -> None:
     assert refused(replace(SPEC, **change)).param == param
+
+
+def test_prompts_within_their_bounds() -> None:
+    goes_on = ChatPrompt(
+        HI,
+        add_generation_prompt=False,
+        continue_final_message=True,
+        template_kwargs={"a": [1, None]},
+    )
+    for tokens in (-1, 1, 1000):
+        validate(replace(SPEC, prompt=goes_on, truncation=Truncation(tokens)), LIMITS, {})
 
 
 def test_labels_may_be_256_characters_long() -> None:
