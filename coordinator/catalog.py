@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from coordinator.defaults import Defaults
 from coordinator.policy.balance import POLICIES
 from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
 from coordinator.prompts import Encoder
@@ -15,12 +17,16 @@ from pdserve.types import Mode
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`context_length` in tokens, prompt and answer together; workers may serve less."""
+    """`context_length` in tokens, prompt and answer together; workers may serve less.
+
+    `defaults` are for requests that do not say.
+    """
 
     config: ModelConfig
     policy: ModelPolicy
     encoder: Encoder
     context_length: int
+    defaults: Defaults
 
     @property
     def may_disaggregate(self) -> bool:
@@ -29,14 +35,19 @@ class ServedModel:
         return self.config.mode_override or modes != {Mode.COLOCATED}
 
 
-def build(config: CoordinatorConfig, encoders: Mapping[str, Encoder]) -> dict[str, ServedModel]:
-    """`encoders` by model name. Raises ConfigError for a balance policy that is unknown."""
+def build(
+    config: CoordinatorConfig,
+    encoders: Mapping[str, Encoder],
+    defaults: Mapping[str, Defaults] = MappingProxyType({}),
+) -> dict[str, ServedModel]:
+    """All by model name. Raises ConfigError for a balance policy that is unknown."""
     return {
         model.name: ServedModel(
             config=model,
             policy=_policy(model, config),
             encoder=encoders[model.name],
             context_length=encoders[model.name].context_length,
+            defaults=defaults.get(model.name, Defaults()),
         )
         for model in config.models
     }

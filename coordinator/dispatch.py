@@ -94,7 +94,7 @@ class Dispatcher:
             truncation = _truncation(spec, context_length)
             token_ids = await model.encoder.encode_async(spec.prompt, truncation)
             record.prompt_tokens = len(token_ids)
-            request = _engine_request(spec, token_ids, context_length)
+            request = _engine_request(spec, token_ids, context_length, model.defaults.max_tokens)
             record.phase("tokenise")
             prompt = PromptBlocks(request.token_ids, request.cache_salt)
             await permit.admit(self._work(spec, model, request, prompt))
@@ -168,9 +168,10 @@ def _truncation(spec: GenerateSpec, context_length: int) -> Truncation | None:
 
 
 def _engine_request(
-    spec: GenerateSpec, token_ids: tuple[int, ...], context_length: int
+    spec: GenerateSpec, token_ids: tuple[int, ...], context_length: int, longest: int | None
 ) -> EngineRequest:
-    """Resolves max_tokens. Raises RejectedError where prompt and answer do not fit."""
+    """Resolves max_tokens, to `longest` at most where none is asked for. Raises RejectedError
+    where prompt and answer do not fit."""
     param = "messages" if isinstance(spec.prompt, ChatPrompt) else "prompt"
     room = context_length - len(token_ids)
     wanted = spec.sampling.max_tokens
@@ -196,7 +197,7 @@ def _engine_request(
     return EngineRequest(
         request_id=spec.request_id,
         token_ids=token_ids,
-        sampling=replace(spec.sampling, max_tokens=room if wanted is None else wanted),
+        sampling=replace(spec.sampling, max_tokens=wanted or min(room, longest or room)),
         cache_salt=spec.cache_salt,
     )
 

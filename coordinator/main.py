@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -15,12 +16,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from coordinator import catalog
+from coordinator.defaults import Defaults, read_defaults
 from coordinator.discovery import Discovery
 from coordinator.dispatch import Dispatcher
 from coordinator.duties import Duties, elastic_models
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
 from coordinator.facade.http_wire import HttpProtocol
+from coordinator.facade.validate import Limits
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway, require_keys
 from coordinator.gateway.keys import KeyRing
@@ -59,7 +62,8 @@ async def run_coordinator(settings: Settings) -> None:
     log.info("starting", settings=settings.model_dump(mode="json"))
     require_keys(config.http, config.grpc, config.gateway)
     encoders = {model.name: _encoder(model) for model in config.models}
-    served = catalog.build(config, encoders)
+    defaults = {model.name: _defaults(model, encoders[model.name]) for model in config.models}
+    served = catalog.build(config, encoders, defaults)
     keys_file = config.gateway.keys_file
     keys = (
         KeyRing.open_to_all(admin=config.http.is_loopback)
@@ -184,8 +188,18 @@ def _bind(listen: Listen) -> socket.socket:
 def _encoder(model: ModelConfig) -> Encoder:
     if model.tokenizer == "bytes":
         return ByteEncoder(SIM_CONTEXT_LENGTH)
+    return PromptEncoder(_folder(model))
+
+
+def _defaults(model: ModelConfig, encoder: Encoder) -> Defaults:
+    if model.tokenizer == "bytes":
+        return Defaults()
+    return read_defaults(_folder(model), Limits(encoder.context_length, encoder.vocab_size))
+
+
+def _folder(model: ModelConfig) -> Path:
     try:
-        return PromptEncoder(models.resolve(model.path or model.name, log.info))
+        return models.resolve(model.path or model.name, log.info)
     except models.ModelError as error:
         raise ConfigError(str(error)) from None
 

@@ -16,6 +16,10 @@ THREAD_CHARS = 8 * 1024
 """Prompts from this size on are encoded in a thread: they would hold up every token stream."""
 
 
+EVERY_TOKEN = Truncation(sys.maxsize)
+"""Cuts nothing: text of any length is encoded."""
+
+
 class Encoder(Protocol):
     """What the coordinator knows of a model's vocabulary.
 
@@ -45,6 +49,9 @@ class Encoder(Protocol):
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Their text. Raises RejectedError for ids outside the vocabulary."""
+
+    def token_strings(self, token_ids: tuple[int, ...]) -> list[str]:
+        """As the vocabulary has them; not always readable."""
 
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         """Whether the text of these tokens does not end within a character."""
@@ -108,6 +115,9 @@ class PromptEncoder:
         if not token_ids:
             return ""
         return str(self._tokenizer.decode(list(_checked_ids(token_ids, self.vocab_size))))
+
+    def token_strings(self, token_ids: tuple[int, ...]) -> list[str]:
+        return list(self._tokenizer.convert_ids_to_tokens(list(token_ids)))
 
     def _render(self, prompt: ChatPrompt) -> str:
         if self._tokenizer.chat_template is None:
@@ -179,6 +189,9 @@ class ByteEncoder:
         ids = _checked_ids(token_ids, self.vocab_size) if token_ids else ()
         data = bytes(id_ - self._FIRST_BYTE_ID for id_ in ids if id_ >= self._FIRST_BYTE_ID)
         return data.decode(errors="replace")
+
+    def token_strings(self, token_ids: tuple[int, ...]) -> list[str]:
+        return [self.decode((token_id,)) for token_id in token_ids]
 
     def _byte_ids(self, text: str, param: str) -> tuple[int, ...]:
         data = _utf8(text, param)

@@ -4,6 +4,7 @@ a part."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
@@ -47,14 +48,17 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     )
 
 
-def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
-    """Takes the dataclass's defaults for what is not set."""
+def sampling_from_proto(
+    message: pb.SamplingParams, defaults: SamplingParams = SamplingParams()
+) -> SamplingParams:
+    """Takes the defaults for numbers that are not set."""
     optional = {
         name: getattr(message, name)
         for name in _OPTIONAL
         if message.HasField(name)  # type: ignore[arg-type]  # the stub lists the names one by one
     }
-    return SamplingParams(
+    return replace(
+        defaults,
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         min_tokens=message.min_tokens,

@@ -131,7 +131,8 @@ class GenerationResponse(Response):
         data = await read_json_body(headers, receive, self._intake.max_body_bytes)
         body = parse(self.operation.body, data)
         record.stream = bool(body.stream)
-        spec = _spec(body, headers, record)
+        defaults = self._intake.model(body.model).defaults
+        spec = _spec(body, defaults.sampling, headers, record)
         identity = AnswerIdentity(
             id=self.operation.id_prefix + record.request_id,
             created=int(time.time()),
@@ -296,13 +297,15 @@ _EVENTS = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
-def _spec(body: GenerationBody, headers: Headers, record: RequestRecord) -> GenerateSpec:
+def _spec(
+    body: GenerationBody, defaults: SamplingParams, headers: Headers, record: RequestRecord
+) -> GenerateSpec:
     """Raises RejectedError for a prompt or a header that makes no sense."""
     return GenerateSpec(
         request_id=record.request_id,
         model=body.model,
         prompt=body.to_prompts()[0],
-        sampling=body.to_sampling(),
+        sampling=body.to_sampling(defaults),
         mode=_mode(headers.get(MODE)),
         tenant=record.tenant,
         session=headers.get(SESSION, ""),

@@ -117,7 +117,8 @@ class InferenceServicer(InferenceServiceServicer):
         try:
             caller = self._intake.authenticate(metadata.get("authorization"))
             record.tenant = caller.tenant
-            spec = _spec(request, record, context)
+            defaults = self._intake.model(request.model).defaults
+            spec = _spec(request, defaults.sampling, record, context)
             stream = await self._intake.open(spec, caller, record, _NAMES)
             await context.send_initial_metadata(_route_metadata(record, stream.route))
             yield record.request_id, stream
@@ -179,9 +180,11 @@ def _route_metadata(record: RequestRecord, route: Route) -> tuple[tuple[str, str
     )
 
 
-def _spec(request: _Request, record: RequestRecord, context: Context) -> GenerateSpec:
+def _spec(
+    request: _Request, defaults: SamplingParams, record: RequestRecord, context: Context
+) -> GenerateSpec:
     """Raises PdserveError for what no dataclass can hold."""
-    sampling = sampling_from_proto(request.sampling)
+    sampling = sampling_from_proto(request.sampling, defaults)
     if isinstance(request, pb.GenerateRequest) and sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=COMPLETION_MAX_TOKENS)
     # None without a deadline, whatever its type says.

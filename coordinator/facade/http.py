@@ -23,21 +23,19 @@ from coordinator.facade.intake import Intake, told_error
 from coordinator.facade.openapi import add_document, request_body
 from coordinator.facade.ops import add_ops
 from coordinator.facade.ports import Dispatch, EndObserver, Ops
+from coordinator.facade.tokenization import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    add_tokenization,
+)
 from coordinator.gateway.gateway import Gateway
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 
 _NOT_TEXT = frozenset(
-    f"/v1/{name}"
-    for name in (
-        "audio/speech",
-        "audio/transcriptions",
-        "audio/translations",
-        "embeddings",
-        "images/generations",
-        "moderations",
-        "rerank",
-        "score",
-    )
+    {
+        *("audio", "images", "videos", "realtime", "embeddings", "moderations"),
+        *("rerank", "score", "classify", "pooling"),
+    }
 )
 """What OpenAI's or vLLM's servers have for other models."""
 
@@ -82,10 +80,17 @@ def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops
     for path, response in generation.items():
         _add_generation(app, path, response)
     _add_models(app, intake)
+    add_tokenization(app, intake)
     add_ops(app, intake, ops)
     _add_error_handlers(app)
-    add_document(app, CHAT.body, COMPLETION.body)
+    add_document(app, CHAT.body, COMPLETION.body, TokenizeRequest, DetokenizeRequest)
     return app
+
+
+def _task(path: str) -> str:
+    """ "audio" of /v1/audio/speech."""
+    first, _, rest = path.strip("/").partition("/")
+    return rest.partition("/")[0] if first in ("v1", "v2") else first
 
 
 def _add_generation(app: FastAPI, path: str, response: GenerationResponse) -> None:
@@ -126,7 +131,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         words = f"no endpoint {request.method} {request.url.path}"
-        if request.url.path in _NOT_TEXT:
+        if _task(request.url.path) in _NOT_TEXT:
             words += ": this server writes text, and does nothing else with a model"
         told = RejectedError(ErrorReason.NOT_FOUND, words)
         return error_response(

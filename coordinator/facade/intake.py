@@ -54,6 +54,10 @@ class Intake:
         """Raises RejectedError UNAUTHENTICATED."""
         return self._gateway.authenticate(authorization)
 
+    async def count(self, caller: Caller) -> None:
+        """Counts a request that is answered here. Raises RejectedError RATE_LIMITED."""
+        await self._gateway.count(caller)
+
     def model(self, name: str) -> ServedModel:
         """Raises RejectedError MODEL_NOT_FOUND."""
         try:

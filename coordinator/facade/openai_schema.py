@@ -10,12 +10,12 @@ every element holds the event loop, and so every token stream, for seconds other
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 
+from coordinator.facade.body import decode, rejected
 from coordinator.facade.openai_chat import (
     MessageBody,
     ReasoningEffort,
@@ -32,7 +32,6 @@ from coordinator.facade.openai_structured import (
 )
 from coordinator.facade.unsupported import refuse_unsupported
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS, ParamNames
-from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import (
     ChatPrompt,
     Prompt,
@@ -46,7 +45,6 @@ MODE = "x-pdserve-mode"
 SESSION = "x-pdserve-session"
 
 _NAMES = {"session": SESSION, "mode": MODE, "template_kwargs": "chat_template_kwargs"}
-_MAX_TOLD_CHARS = 300
 
 MAX_CHOICES = 128
 """Of one request, over all its prompts."""
@@ -151,17 +149,17 @@ class GenerationBody(_Body, kw_only=True):
     def check(self) -> None:
         """Raises RejectedError for fields that contradict one another."""
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
-            raise _rejected(f"n must be between 1 and {MAX_CHOICES}", "n")
+            raise rejected(f"n must be between 1 and {MAX_CHOICES}", "n")
         if self.stream and self.prompt_logprobs is not None:
-            raise _rejected("prompt_logprobs is only allowed without stream", "prompt_logprobs")
+            raise rejected("prompt_logprobs is only allowed without stream", "prompt_logprobs")
         if self.allowed_token_ids == []:
-            raise _rejected("allowed_token_ids leaves no token", "allowed_token_ids")
+            raise rejected("allowed_token_ids leaves no token", "allowed_token_ids")
 
     def to_prompts(self) -> list[Prompt]:
         """At least one; each is answered by itself. Raises RejectedError for a mixed list."""
         raise NotImplementedError
 
-    def to_sampling(self) -> SamplingParams:
+    def to_sampling(self, defaults: SamplingParams = SamplingParams()) -> SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         asked = self.asked_max_tokens
         given = {
@@ -169,7 +167,8 @@ class GenerationBody(_Body, kw_only=True):
         }
         if self.top_k == -1:  # vLLM's other way to say "all"
             given["top_k"] = 0
-        return SamplingParams(
+        return replace(
+            defaults,
             max_tokens=self.default_max_tokens if asked is None else asked,
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -236,7 +235,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise _rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
+            raise rejected("top_logprobs is only allowed with logprobs=true", "top_logprobs")
 
     def to_prompts(self) -> list[Prompt]:
         tools = tools_of(self.tools)
@@ -277,8 +276,8 @@ class CompletionRequest(GenerationBody, kw_only=True):
     def echoes_alone(self) -> bool:
         return self.echoes and self.max_tokens == 0
 
-    def to_sampling(self) -> SamplingParams:
-        sampling = super().to_sampling()
+    def to_sampling(self, defaults: SamplingParams = SamplingParams()) -> SamplingParams:
+        sampling = super().to_sampling(defaults)
         if self.echoes and self.prompt_logprobs is None:
             sampling = replace(sampling, prompt_logprobs=self.logprobs)
         # As in vLLM, a token is written all the same, and not shown.
@@ -291,7 +290,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
         if all(isinstance(item, int) for item in prompt):
             return [TokenPrompt(tuple(cast(list[int], prompt)))]
         if any(isinstance(item, int) for item in prompt):
-            raise _rejected("prompt mixes token ids with prompts", "prompt")
+            raise rejected("prompt mixes token ids with prompts", "prompt")
         return [
             self._text(one) if isinstance(one, str) else TokenPrompt(tuple(one))
             for one in cast(list[str | list[int]], prompt)
@@ -306,37 +305,11 @@ Body = TypeVar("Body", bound=GenerationBody)
 
 def parse(kind: type[Body], data: bytes) -> Body:
     """Raises RejectedError INVALID_ARGUMENT that names the first field at fault."""
-    try:
-        body = msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _field_at_fault(str(error)) from None
-    except msgspec.DecodeError as error:
-        raise _rejected(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise _rejected("the body is nested too deeply") from None
+    body = decode(kind, data)
     if body.stream_options is not None and not body.stream:
-        raise _rejected("stream_options is only allowed with stream=true", "stream_options")
+        raise rejected("stream_options is only allowed with stream=true", "stream_options")
     if body.max_tokens not in (None, body.asked_max_tokens):
-        raise _rejected("max_tokens differs from max_completion_tokens", "max_tokens")
+        raise rejected("max_tokens differs from max_completion_tokens", "max_tokens")
     body.check()
     refuse_unsupported(body)
     return body
-
-
-_PLACE = re.compile(r"(?P<fault>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
-_NAMED = re.compile(r".* field `(?P<name>.*)`", re.DOTALL)
-
-
-def _field_at_fault(told: str) -> RejectedError:
-    """From msgspec's words, such as "Expected `int`, got `str` - at `$.stop_token_ids[0]`"."""
-    place = _PLACE.fullmatch(told)
-    fault, path = (told, "") if place is None else place.group("fault", "path")
-    parts = [re.sub(r"\[(.*?)\]", r".\1", path or "").lstrip(".")]
-    if named := _NAMED.fullmatch(fault):  # unknown or missing: the path is that of its parent
-        parts.append(named["name"])
-    param = ".".join(part for part in parts if part)[:_MAX_TOLD_CHARS]
-    return _rejected(f"{param}: {fault}" if param else fault, param or None)
-
-
-def _rejected(message: str, param: str | None = None) -> RejectedError:
-    return RejectedError(ErrorReason.INVALID_ARGUMENT, message[:_MAX_TOLD_CHARS], param=param)

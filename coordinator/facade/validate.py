@@ -16,6 +16,7 @@ from pdserve.types import (
     WHOLE_CONTEXT,
     ChatPrompt,
     GenerateSpec,
+    Prompt,
     SamplingParams,
     TextPrompt,
     TokenPrompt,
@@ -100,12 +101,22 @@ def validate(spec: GenerateSpec, limits: Limits, names: ParamNames) -> None:
     and not checked here.
     """
     check = _Checker(names)
-    _prompt(spec, check)
+    _prompt(spec.prompt, check)
     if spec.truncation is not None:
         _truncation(spec.truncation, limits, check)
     _sampling(spec.sampling, limits, check)
     for field, label in (("session", spec.session), ("cache_salt", spec.cache_salt)):
         check(field, len(label) <= MAX_LABEL_CHARS, f"at most {MAX_LABEL_CHARS} characters long")
+
+
+def validate_prompt(prompt: Prompt, names: ParamNames) -> None:
+    """As `validate`, for a prompt that nothing is to be answered to."""
+    _prompt(prompt, _Checker(names))
+
+
+def validate_sampling(params: SamplingParams, limits: Limits) -> None:
+    """As `validate`, for values that are no request's."""
+    _sampling(params, limits, _Checker({}))
 
 
 class _Checker:
@@ -120,10 +131,10 @@ class _Checker:
             )
 
 
-def _prompt(spec: GenerateSpec, check: _Checker) -> None:
-    match spec.prompt:
+def _prompt(prompt: Prompt, check: _Checker) -> None:
+    match prompt:
         case ChatPrompt():
-            _chat(spec.prompt, check)
+            _chat(prompt, check)
         case TextPrompt(text):
             check("prompt", bool(text), "a text that is not empty")
         case TokenPrompt(token_ids):

@@ -47,13 +47,17 @@ class Gateway:
         """Raises RejectedError UNAUTHENTICATED."""
         return self._keys.authenticate(authorization)
 
+    async def count(self, caller: Caller) -> None:
+        """Counts a request that no worker is needed for. Raises RejectedError RATE_LIMITED."""
+        await self._rates.check(caller)
+
     async def enter(self, caller: Caller, spec: GenerateSpec) -> Permit:
         """Counts a request for a served model, and gives it a place to come back with when it
         is tokenised; the permit is the caller's to release.
 
         Raises RejectedError RATE_LIMITED, QUEUE_FULL or OVERLOADED.
         """
-        await self._rates.check(caller)
+        await self.count(caller)
         asked = Asked(
             tenant=caller.tenant,
             priority=lower(priority_of(spec.priority), caller.max_priority),

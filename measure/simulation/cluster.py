@@ -57,6 +57,9 @@ class TokenEncoder:
     def decode(self, token_ids: tuple[int, ...]) -> str:
         return "".join(map(chr, token_ids))
 
+    def token_strings(self, token_ids: tuple[int, ...]) -> list[str]:
+        return list(map(chr, token_ids))
+
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         return True
 

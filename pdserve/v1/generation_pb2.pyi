@@ -102,7 +102,9 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 @_typing.final
 class SamplingParams(_message.Message):
     """How tokens are sampled. A field that is not set takes the default given
-    here.
+    here; of a client's request temperature, top_p, top_k, min_p and penalties
+    take that of the model's generation_config.json before it, and max_tokens of
+    Chat at most its max_new_tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

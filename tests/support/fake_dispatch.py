@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from coordinator.catalog import ServedModel, build
+from coordinator.defaults import Defaults
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller, KeyRing
@@ -37,10 +38,12 @@ def answer(*texts: str, finish: FinishReason = FinishReason.STOP, cached: int = 
     return list(deltas)
 
 
-def served(model: ModelConfig | None = None) -> dict[str, ServedModel]:
+def served(
+    model: ModelConfig | None = None, defaults: Defaults | None = None
+) -> dict[str, ServedModel]:
     config = CoordinatorConfig(models=(model or ModelConfig(name=MODEL),))
     name = config.models[0].name
-    return build(config, {name: ByteEncoder(CONTEXT_LENGTH)})
+    return build(config, {name: ByteEncoder(CONTEXT_LENGTH)}, {name: defaults or Defaults()})
 
 
 def gateway_without_fleet(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
+from coordinator.defaults import Defaults
 from coordinator.lifecycle import State
 from pdserve.chat import ChatMessage
 from pdserve.config import Arm, Experiment, GatewayConfig, ModelConfig
@@ -291,6 +293,19 @@ async def test_max_tokens_defaults_to_what_is_left_of_the_context() -> None:
     async with running(writer) as core:
         await core.ask("12345", max_tokens=None)
         assert writer.requests[-1].sampling.max_tokens == CONTEXT_LENGTH - 5
+
+
+@on_virtual_time
+async def test_a_model_may_have_a_longest_answer_for_those_who_name_none() -> None:
+    (writer,) = decodes()
+    async with running(writer) as core:
+        model = core.models[MODEL]
+        core.models[MODEL] = replace(model, defaults=Defaults(max_tokens=20))
+        for asked, got in ((None, 20), (30, 30)):
+            await core.ask("12345", max_tokens=asked)
+            assert writer.requests[-1].sampling.max_tokens == got
+        await core.ask("x" * (CONTEXT_LENGTH - 4), max_tokens=None)
+        assert writer.requests[-1].sampling.max_tokens == 4
 
 
 @on_virtual_time

@@ -8,12 +8,13 @@ import time
 import grpc
 import pytest
 
+from coordinator.defaults import Defaults
 from pdserve.chat import ChatMessage
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import ChatPrompt, Delta, Mode, Route, SamplingParams, TextPrompt, TokenPrompt
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
-from tests.support.fake_dispatch import MODEL, answer
+from tests.support.fake_dispatch import MODEL, answer, served
 from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, refused
 
 LOST = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
@@ -191,3 +192,13 @@ async def test_deadline_ends_the_call(service: GrpcFacade) -> None:
 async def test_models(service: GrpcFacade) -> None:
     response = await service.stub.ListModels(pb.ListModelsRequest())
     assert response == pb.ListModelsResponse(models=[pb.Model(name=MODEL, context_length=1000)])
+
+
+async def test_what_a_request_leaves_out_is_the_models_default(service: GrpcFacade) -> None:
+    own = SamplingParams(temperature=0.5, top_k=7)
+    before, service.dispatcher.models = service.dispatcher.models, served(defaults=Defaults(own))
+    try:
+        await service.stub.Chat(CHAT)
+    finally:
+        service.dispatcher.models = before
+    assert service.dispatcher.seen[-1].spec.sampling == own

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
+from coordinator.defaults import Defaults
 from pdserve.chat import ChatMessage
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
-from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, TextPrompt
-from tests.support.fake_dispatch import MODEL, ROUTE, answer
+from pdserve.types import ChatPrompt, Delta, FinishReason, Mode, Route, SamplingParams, TextPrompt
+from tests.support.fake_dispatch import MODEL, ROUTE, answer, served
 from tests.support.http_facade import (
     CHAT,
     CHAT_PATH,
@@ -239,3 +241,13 @@ async def test_mode_and_session_headers(facade: HttpFacade) -> None:
     spec = facade.dispatcher.seen[0].spec
     assert (spec.mode, spec.session, spec.cache_salt) == (Mode.COLOCATED, "s1", "c")
     assert spec.priority == -2
+
+
+async def test_what_a_request_leaves_out_is_the_models_default(facade: HttpFacade) -> None:
+    own = SamplingParams(temperature=0.5, top_k=7)
+    before, facade.dispatcher.models = facade.dispatcher.models, served(defaults=Defaults(own))
+    try:
+        await chat(facade, top_k=3)
+    finally:
+        facade.dispatcher.models = before
+    assert facade.dispatcher.seen[0].spec.sampling == replace(own, top_k=3)

@@ -1,0 +1,118 @@
+"""`/tokenize` and `/detokenize` on a real socket, and what this server has no model for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from coordinator.gateway.keys import KeyRing, new_key
+from tests.support.fake_dispatch import CONTEXT_LENGTH, MODEL
+from tests.support.http_facade import HttpFacade, assert_error, http_facade
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KEY, ENTRY = new_key("acme", rate="1000/minute")
+TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def facade() -> AsyncIterator[HttpFacade]:
+    async with http_facade(keys=KeyRing([ENTRY])) as running:
+        running.client.headers["authorization"] = f"Bearer {KEY}"
+        yield running
+
+
+async def tokens(facade: HttpFacade, **fields: Any) -> httpx.Response:
+    return await facade.client.post("/tokenize", json=fields)
+
+
+def ids(text: str) -> list[int]:
+    return [byte + 3 for byte in text.encode()]
+
+
+async def test_a_prompt(facade: HttpFacade) -> None:
+    response = await tokens(facade, model=MODEL, prompt="Hé", return_token_strs=True)
+    assert response.json() == {
+        "count": 3,
+        "max_model_len": CONTEXT_LENGTH,
+        "tokens": ids("Hé"),
+        "token_strs": ["H", "\ufffd", "\ufffd"],
+    }
+    assert response.headers["x-request-id"]
+    assert not facade.dispatcher.seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "user: Hi\nassistant: A\nassistant:"),
+        ({"add_generation_prompt": False}, "user: Hi\nassistant: A\n"),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            "user: Hi\nassistant: A",
+        ),
+    ],
+)
+async def test_a_conversation(facade: HttpFacade, fields: dict[str, Any], text: str) -> None:
+    told = (await tokens(facade, messages=TURNS, **fields)).json()
+    assert told["tokens"] == ids(text)
+    assert told["token_strs"] is None
+    back = await facade.client.post("/detokenize", json={"tokens": told["tokens"]})
+    assert back.json() == {"prompt": text}
+
+
+async def test_a_text_longer_than_the_context(facade: HttpFacade) -> None:
+    assert (await tokens(facade, prompt="x" * 5000)).json()["count"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": TURNS}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "a", "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": []}, "messages"),
+        ({"messages": TURNS, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": TURNS, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ],
+)
+async def test_bad_requests(facade: HttpFacade, fields: dict[str, Any], param: str) -> None:
+    assert_error(await tokens(facade, **fields), 400, "invalid_argument", param)
+
+
+async def test_models_keys_and_ids_that_are_none(facade: HttpFacade) -> None:
+    assert_error(await tokens(facade, model="other", prompt="a"), 404, "model_not_found", "model")
+    for bad in (-1, 259, 2**63):
+        response = await facade.client.post("/detokenize", json={"tokens": [5, bad]})
+        assert_error(response, 400, "invalid_argument", "tokens")
+    assert (await facade.client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+    for path in ("/tokenize", "/detokenize"):
+        response = await facade.client.post(path, json={}, headers={"authorization": "Bearer x"})
+        assert_error(response, 401, "unauthenticated", None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v1/audio/transcriptions",
+        "/v1/images/generations",
+        "/v1/images/edits",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+        "/pooling",
+    ],
+)
+async def test_what_a_model_of_text_cannot_do(facade: HttpFacade, path: str) -> None:
+    response = await facade.client.post(path, json={})
+    assert_error(response, 404, "not_found", None)
+    words = "this server writes text, and does nothing else with a model"
+    assert response.json()["error"]["message"] == f"no endpoint POST {path}: {words}"
