@@ -18,6 +18,7 @@ RESTART_S = 300.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 30, "maxItems": 30}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "chat": {},
     "stop": {"stop": ["no such words", "nor these"]},
     "penalty": {"presence_penalty": 0.5},
     "schema": {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
@@ -27,24 +28,35 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def ask(fleet: Fleet, way: str, begun: threading.Event) -> tuple[str, str | None, int, list[str]]:
     """Text, finish reason, tokens answered, and the tokens that log probabilities are of."""
-    parts = fleet.openai.completions.create(
-        model=fleet.model,
-        prompt=begun_again(50, 6, 2),
-        max_tokens=60,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_headers={"x-pdserve-mode": "disaggregated"},
-        **WAYS[way],
-    )
+    prompt = begun_again(50, 6, 2)
+    common: dict[str, Any] = {
+        "model": fleet.model,
+        "max_tokens": 60,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_headers": {"x-pdserve-mode": "disaggregated"},
+    }
+    if way == "chat":
+        # A message that is to be gone on with, or there would be near ties.
+        parts = fleet.openai.chat.completions.create(
+            messages=[
+                {"role": "user", "content": "Tell."},
+                {"role": "assistant", "content": prompt},
+            ],
+            extra_body={"continue_final_message": True, "add_generation_prompt": False},
+            **common,
+        )
+    else:
+        parts = fleet.openai.completions.create(prompt=prompt, **common, **WAYS[way])
     text, reason, tokens, answered = "", None, list[str](), 0
     for number, part in enumerate(parts):
         if number == 8:
             begun.set()
         for choice in part.choices:
-            text += choice.text
+            text += (choice.delta.content or "") if way == "chat" else choice.text
             reason = choice.finish_reason or reason
-            tokens += (choice.logprobs and choice.logprobs.tokens) or []
+            tokens += (way == "logprobs" and choice.logprobs.tokens) or []
         answered = part.usage.completion_tokens if part.usage else answered
     return text, reason, answered, tokens
 
