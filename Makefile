@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance proto proto-accept bench bench-kv bench-modes soak clean
+.PHONY: help install serve test test-fast check conformance proto proto-accept bench bench-kv bench-modes fuzz soak clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -32,6 +32,9 @@ test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go
 soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
 	@$(bin)/pdserve simulate faults --jobs 1 --seconds $${SOAK_S:-3600} & simulated=$$!; \
 	$(bin)/python -m tests.faults $(ARGS); suite=$$?; wait $$simulated && exit $$suite
+
+fuzz: install ## 6,000 requests that nobody would write, over HTTP and gRPC; ARGS="--requests 60000"
+	@exec $(bin)/python -m tests.fuzz $(ARGS)
 
 conformance: install ## holds every parameter on every route against vLLM's own server; rewrites docs/conformance.md
 	@exec $(bin)/python -m tests.conformance docs/conformance.md

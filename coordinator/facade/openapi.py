@@ -20,11 +20,33 @@ def request_body(body: type[msgspec.Struct]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+class ErrorDetail(msgspec.Struct):
+    """`code` is one of docs/api.md; `param` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct):
+    """Every answer that is no success."""
+
+    error: ErrorDetail
+
+
 def add_document(app: FastAPI, *bodies: type[msgspec.Struct]) -> None:
     """Serves the document of all routes that `app` has by now, with the schemas of `bodies`."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    _, schemas = msgspec.json.schema_components(bodies, ref_template=_REFERENCE)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    kinds = (*bodies, ErrorAnswer)
+    (*_, error), document["components"]["schemas"] = msgspec.json.schema_components(
+        kinds, ref_template=_REFERENCE
+    )
+    failure = {"description": "Error", "content": {"application/json": {"schema": error}}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)  # FastAPI's own shape, which is never used
+            operation["responses"]["default"] = failure
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:

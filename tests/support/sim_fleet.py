@@ -157,8 +157,8 @@ class Answer:
 class SimCoordinator:
     """A coordinator with both façades; `http` and `grpc` are clients of them."""
 
-    def __init__(self, config: CoordinatorConfig) -> None:
-        encoders = {model.name: ByteEncoder(CONTEXT_LENGTH) for model in config.models}
+    def __init__(self, config: CoordinatorConfig, context_length: int = CONTEXT_LENGTH) -> None:
+        encoders = {model.name: ByteEncoder(context_length) for model in config.models}
         models = build(config, encoders)
         self.registry = CollectorRegistry()
         metrics = CoordinatorMetrics(self.registry)
@@ -255,7 +255,10 @@ class SimCoordinator:
 
 
 def coordinator(
-    workers: list[SimFleetWorker], *experiments: Experiment, **model: Any
+    workers: list[SimFleetWorker],
+    *experiments: Experiment,
+    context_length: int = CONTEXT_LENGTH,
+    **model: Any,
 ) -> SimCoordinator:
     """`model` are fields of its ModelConfig."""
     return SimCoordinator(
@@ -263,7 +266,8 @@ def coordinator(
             workers=tuple(worker.address for worker in workers),
             models=(ModelConfig(name=MODEL, tokenizer="bytes", **model),),
             experiments=experiments,
-        )
+        ),
+        context_length,
     )
 
 

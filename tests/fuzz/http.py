@@ -1,0 +1,120 @@
+"""HTTP requests made from the OpenAPI document that the server itself gives out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import given, note
+from hypothesis import strategies as st
+from schemathesis.generation import GenerationMode
+
+from pdserve.errors import ErrorReason
+from tests.fuzz.system import OVERLOAD, TIMEOUT_S, System
+from tests.fuzz.values import SOUND
+from tests.support.sim_fleet import MODEL
+
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+_BY_LABEL = {reason.label: reason for reason in ErrorReason}
+_IN_HTTP = {
+    **SOUND,
+    "logit_bias": SOUND["logit_bias"].map(lambda biases: {str(k): v for k, v in biases.items()}),
+    "n": st.integers(1, 4),
+    "max_completion_tokens": st.none(),
+    "top_logprobs": st.none(),
+    "prompt_logprobs": st.none(),
+    "best_of": st.none(),
+    "suffix": st.none(),
+    "stream_options": st.none(),
+}
+# What a simulated engine, or the API, refuses unless it is just right.
+_REFUSED = (
+    *("response_format", "structured_outputs", "bad_words", "allowed_token_ids"),
+    *("tools", "tool_choice"),
+)
+
+
+def fuzz(system: System) -> Iterator[tuple[str, Any]]:
+    """By operation, a test that sends one of its requests each time that hypothesis calls it."""
+    session = requests.Session()
+    session.trust_env = False
+    document = session.get(f"http://{system.http}/openapi.json", timeout=TIMEOUT_S).json()
+    schema = schemathesis.openapi.from_dict(document)
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        name = f"{operation.method.upper()} {operation.path}"
+        yield name, _asking(system, session, name, operation)
+
+
+def _asking(system: System, session: requests.Session, name: str, operation: Any) -> Any:
+    modes = list(GenerationMode) if name.endswith(GENERATING) else [GenerationMode.POSITIVE]
+
+    @given(
+        case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes]),
+        data=st.data(),
+    )
+    def ask(case: Any, data: Any) -> None:
+        request = case.as_transport_kwargs(base_url=f"http://{system.http}")
+        if isinstance(body := request.get("json"), dict):
+            _mend(body, data)
+        note(str(request))
+        with system.tally.timed():
+            response = session.request(**request, timeout=TIMEOUT_S)
+        system.tally.answers[name, _checked(response)] += 1
+
+    return ask
+
+
+def _mend(body: dict[str, Any], data: Any) -> None:
+    """Gives most requests a model that is served, and some of these what is sound, too."""
+    if data.draw(st.integers(0, 9)) == 7:
+        return
+    if isinstance(body.get("model"), str):
+        body["model"] = MODEL
+    if data.draw(st.booleans()):
+        for field in _REFUSED:
+            body.pop(field, None)
+        for field in _IN_HTTP.keys() & body.keys():
+            body[field] = data.draw(_IN_HTTP[field])
+
+
+def _checked(response: Any) -> str:
+    """The status, of an answer that is as documented."""
+    assert response.headers["x-request-id"]
+    if response.status_code != 200:
+        assert response.headers["content-type"] == "application/json"
+        reason = _reason(response.json())
+        assert response.status_code < 500 or reason in OVERLOAD, response.text
+        expected = {404, 405} if reason is ErrorReason.NOT_FOUND else {reason.value.http}
+        assert response.status_code in expected
+        return f"{response.status_code} {reason.label}"
+    if response.headers["content-type"].startswith("text/event-stream"):
+        return f"200 streamed, {_end(response.text)}"
+    if response.headers["content-type"] == "application/json":
+        response.json()
+    return "200"
+
+
+def _reason(body: Any) -> ErrorReason:
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and error["message"]
+    assert error["param"] is None or isinstance(error["param"], str)
+    reason = _BY_LABEL[error["code"]]
+    assert error["type"] == reason.value.openai_type
+    return reason
+
+
+def _end(text: str) -> str:
+    """How a stream of events ended."""
+    *events, last, nothing = text.split("\n\n")
+    assert nothing == ""
+    for event in events:
+        assert "choices" in json.loads(event.removeprefix("data: "))
+    if last == "data: [DONE]":
+        return "done"
+    return _reason(json.loads(last.removeprefix("data: "))).label
