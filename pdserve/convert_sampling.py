@@ -117,8 +117,8 @@ def _constraint_from_proto(message: pb.SamplingParams) -> Constraint | None:
         case _:
             raise PdserveError(
                 ErrorReason.INVALID_ARGUMENT,
-                "structured_outputs must name one constraint",
-                param="structured_outputs",
+                "sampling.structured_outputs must name one constraint",
+                param="sampling.structured_outputs",
             )
 
 

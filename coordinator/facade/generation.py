@@ -34,7 +34,6 @@ from coordinator.facade.intake import (
 from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsShape
 from coordinator.facade.openai_answer import Shapes, chat_completion, completion
 from coordinator.facade.openai_schema import (
-    MAX_CHOICES,
     MODE,
     SESSION,
     ChatCompletionRequest,
@@ -140,12 +139,6 @@ class GenerationResponse(Response):
         )
         asked = _Asked(caller, body, identity, record)
         prompts, n = body.to_prompts(), body.n or 1
-        if len(prompts) * n > MAX_CHOICES:
-            raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"a request may have at most {MAX_CHOICES} choices over all its prompts",
-                param="n" if len(prompts) == 1 else "prompt",
-            )
         async with WhileConnected(receive) as connection:
             if len(prompts) == n == 1:
                 last = await self._one(asked, spec, send, connection)

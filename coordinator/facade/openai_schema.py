@@ -150,10 +150,19 @@ class GenerationBody(_Body, kw_only=True):
         """Raises RejectedError for fields that contradict one another."""
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise rejected(f"n must be between 1 and {MAX_CHOICES}", "n")
+        # Before anything is made of each: a body has room for a million prompts.
+        if self.num_prompts * (self.n or 1) > MAX_CHOICES:
+            words = f"a request may have at most {MAX_CHOICES} choices over all its prompts"
+            raise rejected(words, "prompt")
         if self.stream and self.prompt_logprobs is not None:
             raise rejected("prompt_logprobs is only allowed without stream", "prompt_logprobs")
         if self.allowed_token_ids == []:
             raise rejected("allowed_token_ids leaves no token", "allowed_token_ids")
+
+    @property
+    def num_prompts(self) -> int:
+        """As many as `to_prompts` gives."""
+        return 1
 
     def to_prompts(self) -> list[Prompt]:
         """At least one; each is answered by itself. Raises RejectedError for a mixed list."""
@@ -282,6 +291,12 @@ class CompletionRequest(GenerationBody, kw_only=True):
             sampling = replace(sampling, prompt_logprobs=self.logprobs)
         # As in vLLM, a token is written all the same, and not shown.
         return replace(sampling, max_tokens=1) if self.echoes_alone else sampling
+
+    @property
+    def num_prompts(self) -> int:
+        prompt = self.prompt
+        is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+        return 1 if is_one else len(prompt)
 
     def to_prompts(self) -> list[Prompt]:
         prompt = self.prompt

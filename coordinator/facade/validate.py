@@ -78,6 +78,7 @@ class _Range:
         return self.low <= value <= self.high and not (self.low_excluded and value == self.low)
 
 
+_PRIORITY = _Range(-(2**31), 2**31 - 1, "a 32-bit integer")
 _BIAS = _Range(-100, 100, "between -100 and 100")
 _PENALTY = _Range(-2, 2, "between -2 and 2")
 _RANGES = {
@@ -105,6 +106,7 @@ def validate(spec: GenerateSpec, limits: Limits, names: ParamNames) -> None:
     if spec.truncation is not None:
         _truncation(spec.truncation, limits, check)
     _sampling(spec.sampling, limits, check)
+    check("priority", _PRIORITY.has(spec.priority), _PRIORITY.words)
     for field, label in (("session", spec.session), ("cache_salt", spec.cache_salt)):
         check(field, len(label) <= MAX_LABEL_CHARS, f"at most {MAX_LABEL_CHARS} characters long")
 

@@ -304,8 +304,9 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutputs(_message.Message):
-    """What an answer must match. Exactly one is set, at most 64 KiB long. Whitespace
-    between the parts of JSON is the model's own choice.
+    """What an answer must match. Exactly one is set, at most 64 KiB long, a regular
+    expression or a grammar 8 KiB; what would take long to compile is refused.
+    Whitespace between the parts of JSON is the model's own choice.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

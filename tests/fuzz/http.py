@@ -17,24 +17,22 @@ from tests.fuzz.system import OVERLOAD, TIMEOUT_S, System
 from tests.fuzz.values import SOUND
 from tests.support.sim_fleet import MODEL
 
-GENERATING = ("/v1/chat/completions", "/v1/completions")
 _BY_LABEL = {reason.label: reason for reason in ErrorReason}
-_IN_HTTP = {
+_TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=20)}
+)
+_SOUND = {
     **SOUND,
     "logit_bias": SOUND["logit_bias"].map(lambda biases: {str(k): v for k, v in biases.items()}),
+    "model": st.just(MODEL),
+    "messages": st.lists(_TURNS, min_size=1, max_size=3),
+    "prompt": st.text(min_size=1, max_size=20) | st.lists(st.integers(0, 257), min_size=1),
+    "tokens": st.lists(st.integers(0, 257)),
     "n": st.integers(1, 4),
-    "max_completion_tokens": st.none(),
-    "top_logprobs": st.none(),
-    "prompt_logprobs": st.none(),
-    "best_of": st.none(),
-    "suffix": st.none(),
-    "stream_options": st.none(),
+    "stream": st.booleans(),
+    "ignore_eos": st.booleans(),
+    "echo": st.booleans(),
 }
-# What a simulated engine, or the API, refuses unless it is just right.
-_REFUSED = (
-    *("response_format", "structured_outputs", "bad_words", "allowed_token_ids"),
-    *("tools", "tool_choice"),
-)
 
 
 def fuzz(system: System) -> Iterator[tuple[str, Any]]:
@@ -50,7 +48,7 @@ def fuzz(system: System) -> Iterator[tuple[str, Any]]:
 
 
 def _asking(system: System, session: requests.Session, name: str, operation: Any) -> Any:
-    modes = list(GenerationMode) if name.endswith(GENERATING) else [GenerationMode.POSITIVE]
+    modes = list(GenerationMode) if name.startswith("POST") else [GenerationMode.POSITIVE]
 
     @given(
         case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes]),
@@ -69,16 +67,16 @@ def _asking(system: System, session: requests.Session, name: str, operation: Any
 
 
 def _mend(body: dict[str, Any], data: Any) -> None:
-    """Gives most requests a model that is served, and some of these what is sound, too."""
-    if data.draw(st.integers(0, 9)) == 7:
-        return
-    if isinstance(body.get("model"), str):
-        body["model"] = MODEL
-    if data.draw(st.booleans()):
-        for field in _REFUSED:
-            body.pop(field, None)
-        for field in _IN_HTTP.keys() & body.keys():
-            body[field] = data.draw(_IN_HTTP[field])
+    """Leaves some requests as they are, gives others a model that is served, and makes what is
+    left of others sound."""
+    match data.draw(st.sampled_from(["model", "all", "nothing"])):
+        case "model":
+            body["model"] = MODEL
+        case "all":
+            for field in tuple(body):
+                del body[field]
+                if field in _SOUND:
+                    body[field] = data.draw(_SOUND[field])
 
 
 def _checked(response: Any) -> str:

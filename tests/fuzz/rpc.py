@@ -15,6 +15,7 @@ from pdserve.channel import SIZE_OPTIONS
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import error_info
 from pdserve.v1 import inference_pb2
+from pdserve.v1.generation_pb2 import SamplingParams
 from tests.fuzz.system import OVERLOAD, TIMEOUT_S, System
 from tests.fuzz.values import SOUND
 from tests.support.sim_fleet import MODEL
@@ -23,9 +24,11 @@ _DEPTH = 6
 """Messages in messages; deeper ones are left out."""
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_IN_GRPC = {**SOUND, "logprobs": st.integers(0, 20), "prompt_logprobs": st.integers(0, 20)}
-# By a simulated engine.
-_REFUSED = ("structured_outputs", "bad_words", "allowed_token_ids")
+_SOUND = {
+    name: values
+    for name, values in SOUND.items()
+    if name in SamplingParams.DESCRIPTOR.fields_by_name
+} | {"logprobs": st.integers(0, 20), "prompt_logprobs": st.integers(0, 20)}
 
 
 def fuzz(system: System) -> Iterator[tuple[str, Any]]:
@@ -99,32 +102,25 @@ def _one(field: Any, depth: int) -> st.SearchStrategy[Any]:
 
 
 def _sound(message: Any) -> st.SearchStrategy[Any]:
-    """The same with a model that is served, and some with what is sound, too."""
+    """The same with a model that is served, or what is sound instead."""
     request = getattr(message, "request", message)
     if not hasattr(request, "sampling"):
         return st.just(message)
     request.model = MODEL
-    given = {
-        name: values
-        for name, values in _IN_GRPC.items()
-        if name in request.sampling.DESCRIPTOR.fields_by_name
-    }
+    sampling = type(request.sampling)
 
     def mend(drawn: dict[str, Any] | None) -> Any:
         if drawn is not None:
-            for field in (*_REFUSED, *given):
-                request.sampling.ClearField(field)
-            request.sampling.MergeFrom(type(request.sampling)(**drawn))
-            request.options.mode %= 4
-            request.options.priority = abs(request.options.priority)
+            request.Clear()
+            request.model = MODEL
+            request.sampling.MergeFrom(sampling(**drawn))
             if isinstance(request, inference_pb2.ChatRequest):
-                del request.messages[1:]
-                (request.messages or [request.messages.add()])[0].role = "user"
+                request.messages.add(role="user", content="Hi")
             else:
-                request.text = request.text or "Hi"
+                request.text = "Hi"
         return message
 
-    return (st.none() | st.fixed_dictionaries({}, optional=given)).map(mend)
+    return (st.none() | st.fixed_dictionaries({}, optional=_SOUND)).map(mend)
 
 
 def _bytes(message: Any) -> bytes:

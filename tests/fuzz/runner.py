@@ -9,8 +9,10 @@ from tests.fuzz.system import System
 
 # By operation; others than these give little to vary.
 _SHARES = {
-    "POST /v1/chat/completions": 0.3,
-    "POST /v1/completions": 0.25,
+    "POST /v1/chat/completions": 0.25,
+    "POST /v1/completions": 0.2,
+    "POST /tokenize": 0.05,
+    "POST /detokenize": 0.05,
     "Generate": 0.1,
     "GenerateStream": 0.1,
     "Chat": 0.1,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
-from coordinator.facade.constraints import MAX_CHARS, fault_of
-from coordinator.facade.regex_cost import ambiguity
+from coordinator.facade.constraints import MAX_CHARS, MAX_CODE_CHARS, fault_of
+from coordinator.facade.regex_cost import ambiguity, grammar_work, work
 from pdserve.structured import (
     Choice,
     Constraint,
@@ -19,6 +20,8 @@ from pdserve.structured import (
 )
 
 AMBIGUOUS = "free of repetitions of repetitions, which match one text in very many ways"
+COSTLY = "simpler: compiling it would take too long"
+PROPERTIES = {str(n): {} for n in range(2000)}
 
 
 def nested(depth: int) -> str:
@@ -33,6 +36,9 @@ def nested(depth: int) -> str:
         JsonSchema("{}"),
         JsonSchema(nested(64)),
         JsonSchema('{"a":"' + "x" * (MAX_CHARS - 8) + '"}'),
+        JsonSchema(json.dumps({"properties": {str(n): {} for n in range(300)}})),
+        JsonSchema(json.dumps({"anyOf": [{"maxLength": 500}] * 1000})),
+        JsonSchema(json.dumps({"properties": PROPERTIES, "required": list(PROPERTIES)})),
         StructuralTag(nested(80)),
         Regex(""),
         Regex("(a+)+b"),
@@ -56,12 +62,24 @@ def test_good(constraint: Constraint) -> None:
         (JsonSchema('{"a":"' + "x" * (MAX_CHARS - 7) + '"}'), "at most 65536 characters long"),
         (StructuralTag(nested(81)), "nested at most 80 deep"),
         (Regex("a\0"), "free of NUL characters"),
-        (Regex("a" * (MAX_CHARS + 1)), "at most 65536 characters long"),
+        (Regex("a" * (MAX_CODE_CHARS + 1)), "at most 8192 characters long"),
         (Choice(()), "at least one text, none of them empty"),
         (Choice(("a", "")), "at least one text, none of them empty"),
         (Choice(("a" * MAX_CHARS, "b")), "at most 65536 characters long"),
         (Grammar(" \n"), "a grammar that is not empty"),
-        (Grammar("a" * (MAX_CHARS + 1)), "at most 65536 characters long"),
+        (Grammar("a" * (MAX_CODE_CHARS + 1)), "at most 8192 characters long"),
+        # Each of these took 10 s to several minutes of one core to compile.
+        (Regex(".?" * 64), COSTLY),
+        (Regex("(.a)?" * 100), COSTLY),
+        (Regex(".*" * 200), COSTLY),
+        (Regex("." * 1000), COSTLY),
+        (Regex("[a-z]" * 1600), COSTLY),
+        (JsonSchema(json.dumps({"patternProperties": {".?" * 64: {}}})), COSTLY),
+        (JsonSchema(json.dumps({"items": {"pattern": ".*" * 200}})), COSTLY),
+        (JsonSchema(json.dumps({"properties": {str(n): {} for n in range(1000)}})), COSTLY),
+        (JsonSchema(json.dumps({"anyOf": [{"maxLength": n} for n in range(500, 540)]})), COSTLY),
+        (Grammar("root ::= " + "[^x]? " * 32), COSTLY),
+        (Grammar("\n".join(f"r{n} ::= [a-z]* r{n + 1}" for n in range(300))), COSTLY),
     ],
 )
 def test_bad(constraint: Constraint, words: str) -> None:
@@ -97,8 +115,34 @@ def test_ambiguity(pattern: str, expected: int) -> None:
     assert ambiguity(pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", 0),
+        ("plain text", 0),
+        ("a{9}", 0),
+        ("[0-9a-f]{8}", 1),
+        (r"\w\d\s\.", 3),
+        (".[^a]\\S", 6),
+        ("a?", 32),
+        ("a*b+c{1,2}d{,2}e{2,}", 40),
+        ("a*?b??", 40),
+        ("(?:ab)?", 32),
+        ("[?*+.]", 1),
+        (r"(\d{1,3}\.){3}\d{1,3}", 18),
+    ],
+)
+def test_work(pattern: str, expected: int) -> None:
+    assert work(pattern) == expected
+
+
+def test_work_of_a_grammar_is_that_of_its_classes() -> None:
+    assert grammar_work('root ::= "[a]?" rule? "\\"[b]?" [c] | [^d]? # x') == 1 + 2 + 32
+
+
 @pytest.mark.parametrize("part", ["(", "[", "[^", "(?P<", "{", "\\", "a{1,9}", "[\\]", "{1,"])
 def test_no_text_takes_long(part: str) -> None:
     began = time.process_time()
-    ambiguity(part * (MAX_CHARS // len(part)))
+    text = part * (MAX_CHARS // len(part))
+    ambiguity(text), work(text), grammar_work(text)
     assert time.process_time() - began < 5

@@ -265,4 +265,4 @@ def test_structured_outputs_that_name_no_constraint_are_refused() -> None:
             convert_sampling.sampling_from_proto(
                 generation_pb2.SamplingParams(structured_outputs=asked)
             )
-        assert caught.value.param == "structured_outputs"
+        assert caught.value.param == "sampling.structured_outputs"
