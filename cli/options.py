@@ -45,6 +45,12 @@ Engine = Annotated[
     EngineName | None,
     typer.Option(help="vllm runs a model; sim only takes its time.", show_default="vllm"),
 ]
+ToolParser = Annotated[
+    str | None, typer.Option(metavar="NAME", help="vLLM's parser of the model's calls of tools.")
+]
+ReasoningParser = Annotated[
+    str | None, typer.Option(metavar="NAME", help="vLLM's parser of the model's reasoning.")
+]
 HttpPort = Annotated[
     int | None,
     typer.Option(min=0, max=65535, metavar="PORT", help="HTTP; 0 picks one.", show_default="8000"),
@@ -82,6 +88,12 @@ def nest(flags: Iterable[tuple[str, object]]) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[field] = value
     return nested
+
+
+def parsers(tool: str | None, reasoning: str | None) -> dict[str, str]:
+    """Fields of a model's configuration from --tool-parser and --reasoning-parser."""
+    given = {"tool_parser": tool, "reasoning_parser": reasoning}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def named_model(source: str | None) -> dict[str, str]:

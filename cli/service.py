@@ -19,9 +19,12 @@ from cli.options import (
     KvCache,
     Model,
     Parent,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     named_model,
     nest,
+    parsers,
 )
 from pdserve.types import Role
 
@@ -49,6 +52,8 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
     grpc_port: GrpcPort = None,
     workers: _Workers = None,
     model: Model = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     keys_file: KeysFile = None,
     fleet_key_file: _FleetKey = None,
     parent: Parent = None,
@@ -69,14 +74,16 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
     import uvloop
 
     from cli import plan
+    from cli.parsers import chat_parser
     from coordinator.main import run_coordinator
     from pdserve.config import load
 
     settings = load(config, flags)
-    if model is not None:
-        named = plan.only_model(settings).model_copy(update=named_model(model))
+    changes = named_model(model) | parsers(tool_parser, reasoning_parser)
+    if changes:
+        named = plan.only_model(settings).model_copy(update=changes)
         settings = plan.with_model(settings, named)
-    uvloop.run(run_coordinator(settings))
+    uvloop.run(run_coordinator(settings, chat_parser))
 
 
 def worker(  # noqa: PLR0913  (every one is an option)
@@ -89,6 +96,7 @@ def worker(  # noqa: PLR0913  (every one is an option)
     port: GrpcPort = None,
     metrics_port: _MetricsPort = None,
     model: Model = None,
+    reasoning_parser: ReasoningParser = None,
     engine: Engine = None,
     transport: _Transport = None,
     cores: _Cores = None,
@@ -106,6 +114,7 @@ def worker(  # noqa: PLR0913  (every one is an option)
             ("worker.metrics.host", host),
             ("worker.metrics.port", metrics_port),
             *((f"worker.model.{field}", value) for field, value in named_model(model).items()),
+            ("worker.model.reasoning_parser", reasoning_parser),
             ("worker.engine", engine and engine.value),
             ("worker.vllm.transport", transport and transport.value),
             ("worker.sim.transport", transport and transport.value),

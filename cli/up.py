@@ -16,9 +16,12 @@ from cli.options import (
     KeysFile,
     KvCache,
     Model,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     named_model,
     nest,
+    parsers,
 )
 from pdserve.types import Fallback, Mode
 
@@ -68,6 +71,8 @@ def up(  # noqa: PLR0913  (every one is an option)
     prefill: _Prefill = 1,
     decode: _Decode = 1,
     engine: Engine = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     mode: _Mode = None,
     min_prefill_tokens: _MinPrefill = None,
     fallback: _Fallback = None,
@@ -104,7 +109,9 @@ def up(  # noqa: PLR0913  (every one is an option)
     options = launch.UpOptions(
         settings=load(config, flags),
         pools=Pools(prefill, decode, cores_per_worker),
-        model=named_model(model) | {k: v for k, v in choices.items() if v is not None},
+        model=named_model(model)
+        | parsers(tool_parser, reasoning_parser)
+        | {k: v for k, v in choices.items() if v is not None},
         log_dir=log_dir,
     )
     launch.up(options, _reporter(verbose=verbose, as_json=as_json))

@@ -182,6 +182,7 @@ def _vllm_config(config: WorkerConfig, folder: Path, key_file: Path | None) -> V
         gpu_memory_utilization=given.gpu_memory_utilization,
         cores=given.cpu_cores,
         max_model_len=given.max_model_len,
+        reasoning_parser=config.model.reasoning_parser,
         max_num_batched_tokens=given.chunk_tokens,
         max_num_seqs=given.max_num_seqs,
         enforce_eager=given.enforce_eager,

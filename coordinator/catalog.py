@@ -12,6 +12,7 @@ from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
 from coordinator.prompts import Encoder
 from pdserve.config import CoordinatorConfig, ModelConfig
 from pdserve.errors import ConfigError
+from pdserve.parsing import ChatParser
 from pdserve.types import Mode
 
 
@@ -27,6 +28,7 @@ class ServedModel:
     encoder: Encoder
     context_length: int
     defaults: Defaults
+    chat_parser: ChatParser | None = None
 
     @property
     def may_disaggregate(self) -> bool:
@@ -39,8 +41,10 @@ def build(
     config: CoordinatorConfig,
     encoders: Mapping[str, Encoder],
     defaults: Mapping[str, Defaults] = MappingProxyType({}),
+    parsers: Mapping[str, ChatParser] = MappingProxyType({}),
 ) -> dict[str, ServedModel]:
-    """All by model name. Raises ConfigError for a balance policy that is unknown."""
+    """All by model name; `parsers` where there are any. Raises ConfigError for a balance policy
+    that is unknown."""
     return {
         model.name: ServedModel(
             config=model,
@@ -48,6 +52,7 @@ def build(
             encoder=encoders[model.name],
             context_length=encoders[model.name].context_length,
             defaults=defaults.get(model.name, Defaults()),
+            chat_parser=parsers.get(model.name),
         )
         for model in config.models
     }

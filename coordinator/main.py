@@ -39,6 +39,7 @@ from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
 from pdserve.fleet_key import read_key
+from pdserve.parsing import ParserFactory
 from pdserve.server import GrpcServer, capture_signals, unless
 from pdserve.v1 import inference_pb2
 from pdserve.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -49,8 +50,9 @@ SIM_CONTEXT_LENGTH = 8192
 """Tokens; the limit of the byte tokenizer, which belongs to no model."""
 
 
-async def run_coordinator(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. Needs the main thread.
+async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Needs the main thread. `make_parser` is
+    asked for models that name a parser alone.
 
     Prints JSON lines on stdout: `listening` with both addresses, `proving` with what is
     being tried, `ready` once a request has gone through each configured route.
@@ -63,7 +65,12 @@ async def run_coordinator(settings: Settings) -> None:
     require_keys(config.http, config.grpc, config.gateway)
     encoders = {model.name: _encoder(model) for model in config.models}
     defaults = {model.name: _defaults(model, encoders[model.name]) for model in config.models}
-    served = catalog.build(config, encoders, defaults)
+    parsers = {
+        model.name: make_parser(model, _folder(model))
+        for model in config.models
+        if model.tool_parser or model.reasoning_parser
+    }
+    served = catalog.build(config, encoders, defaults, parsers)
     keys_file = config.gateway.keys_file
     keys = (
         KeyRing.open_to_all(admin=config.http.is_loopback)

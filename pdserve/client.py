@@ -26,7 +26,16 @@ from pdserve.errors import REQUEST_ID, ErrorReason
 from pdserve.rpc_errors import error_info, seconds
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.generation_pb2 import SamplingParams, StructuredOutputs, TokenIds
-from pdserve.v1.inference_pb2 import ChatMessage, ChatRequest, GenerateRequest, RequestOptions
+from pdserve.v1.inference_pb2 import (
+    ChatMessage,
+    ChatRequest,
+    GenerateRequest,
+    RequestOptions,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
 from pdserve.v1.inference_pb2_grpc import InferenceServiceStub
 
 if TYPE_CHECKING:
@@ -43,6 +52,10 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputs",
     "TokenIds",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "ToolMode",
 ]
 
 MAX_ATTEMPTS = 5

@@ -125,6 +125,15 @@ class ModelConfig(_Section):
         ge=0,
         description="how long a request whose decode worker was lost waits for another one",
     )
+    tool_parser: Name | None = Field(
+        default=None,
+        description="finds calls of tools in answers: by its name in vLLM, which must be "
+        "installed with the coordinator, too; none: no tool is ever called",
+    )
+    reasoning_parser: Name | None = Field(
+        default=None,
+        description="tells what the model thought from what it answers; as above",
+    )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
     elastic: ElasticConfig | None = Field(
         default=None,

@@ -41,6 +41,7 @@ from coordinator.facade.openai_schema import (
     GenerationBody,
     parse,
 )
+from coordinator.facade.parsed_sse import ParsedFrames
 from coordinator.facade.ports import TokenStream
 from coordinator.facade.several import Part, Several, parts_of, total
 from coordinator.facade.sse import (
@@ -55,7 +56,7 @@ from coordinator.facade.sse import (
 from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
 from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
-from pdserve.types import GenerateSpec, Mode, Route, SamplingParams, Usage
+from pdserve.types import ChatPrompt, GenerateSpec, Mode, Route, SamplingParams, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,6 @@ class Operation:
     chunk: ChunkShape
     logprobs: type[LogprobsShape]
     answer: Callable[[AnswerIdentity, Sequence[Answer], Shapes, Usage], dict[str, Any]]
-
-    def shape(self, sampling: SamplingParams) -> LogprobsShape | None:
-        """How the log probabilities of one choice are shown, where they were asked for."""
-        return None if sampling.logprobs is None else self.logprobs(sampling.logprobs)
 
 
 CHAT = Operation(
@@ -162,9 +159,9 @@ class GenerationResponse(Response):
             await self._intake.open(spec, asked.caller, record, asked.body.param_names), echo
         )
         try:
-            shape = self.operation.shape(spec.sampling)
+            shape = self._shape(spec)
             if record.stream:
-                frames = self._frames(asked, shape, stream.prompt_token_ids)
+                frames = self._frames(asked, spec, stream.prompt_token_ids)
                 return await self._stream(stream, frames, record, send, connection)
             answer = await whole(stream, token_ids=bool(asked.body.return_token_ids))
             content = self.operation.answer(asked.identity, [answer], [shape], answer.usage)
@@ -189,7 +186,7 @@ class GenerationResponse(Response):
             content = self.operation.answer(
                 asked.identity,
                 answers,
-                [self.operation.shape(part.spec.sampling) for part in parts],
+                [self._shape(part.spec) for part in parts],
                 total(parts, [answer.usage for answer in answers]),
             )
             return _complete(content, several.route, asked.record)
@@ -203,18 +200,32 @@ class GenerationResponse(Response):
         # As in vLLM: whoever asks for the tokens gets no text of the prompt.
         return replace(echo, text="") if body.return_token_ids else echo
 
+    def _shape(self, spec: GenerateSpec) -> LogprobsShape | None:
+        """How the log probabilities of one choice are shown, where they are."""
+        prompt = spec.prompt
+        hides = isinstance(prompt, ChatPrompt) and not prompt.include_reasoning
+        if spec.sampling.logprobs is None or (hides and self._intake.chat_parser(spec)):
+            return None
+        return self.operation.logprobs(spec.sampling.logprobs)
+
     def _frames(
         self,
         asked: _Asked,
-        logprobs: LogprobsShape | None,
+        spec: GenerateSpec,
         prompt_token_ids: Sequence[int],
         index: int = 0,
     ) -> Frames:
         body = asked.body
+        parser = self._intake.chat_parser(spec)
         shown = Shown(
-            body.include_usage, body.continuous_usage, bool(body.return_token_ids), logprobs
+            body.include_usage,
+            body.continuous_usage,
+            bool(body.return_token_ids),
+            parser is not None and parser.parses_reasoning,
+            self._shape(spec),
         )
-        return Frames(asked.identity, self.operation.chunk, shown, prompt_token_ids, index)
+        kind = Frames if parser is None else ParsedFrames
+        return kind(asked.identity, self.operation.chunk, shown, prompt_token_ids, index)
 
     async def _stream_several(
         self,
@@ -231,9 +242,8 @@ class GenerationResponse(Response):
         try:
             async for index, delta in several:
                 if index not in frames:
-                    shape = self.operation.shape(parts[index].spec.sampling)
                     prompt = several.prompt_token_ids[index]
-                    frames[index] = self._frames(asked, shape, prompt, index)
+                    frames[index] = self._frames(asked, parts[index].spec, prompt, index)
                     if opening := frames[index].opening:
                         await send(_body(opening, more=True))
                 if delta.finish_reason is None:

@@ -10,15 +10,18 @@ from typing import TypeVar, cast
 
 from coordinator.facade.grpc_prompt import NAMES, prompt_of, truncation_of
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
+from coordinator.facade.parsed import ParsedDelta
 from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS
 from coordinator.gateway.gateway import Gateway
 from coordinator.record import RequestRecord
 from pdserve import convert
+from pdserve.chat import AnsweredMessage
+from pdserve.convert_chat import answered_to_proto, calls_to_proto
 from pdserve.convert_sampling import logprobs_to_proto, sampling_from_proto
 from pdserve.errors import REQUEST_ID
 from pdserve.rpc_errors import Context
-from pdserve.types import GenerateSpec, Route, SamplingParams
+from pdserve.types import Delta, GenerateSpec, Route, SamplingParams
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import InferenceServiceServicer
 
@@ -57,7 +60,7 @@ class InferenceServicer(InferenceServiceServicer):
             answer = await whole(stream, token_ids=request.prompt_options.return_prompt_token_ids)
             return pb.ChatResponse(
                 id=request_id,
-                message=pb.ChatMessage(role="assistant", content=answer.text),
+                message=answered_to_proto(answer.message or AnsweredMessage(answer.text)),
                 finish_reason=convert.finish_to_proto(answer.finish_reason),
                 usage=convert.usage_to_proto(answer.usage),
                 route=convert.route_to_proto(stream.route),
@@ -151,19 +154,32 @@ async def _messages(
         if delta.prompt_logprobs:
             message.prompt_logprobs.extend(logprobs_to_proto(delta.prompt_logprobs))
         message.token_ids.extend(delta.token_ids)
+        shows = _add_text(message, delta)
         if delta.finish_reason is not None:
             assert delta.usage is not None
-            message.text = delta.text
             message.finish_reason = convert.finish_to_proto(delta.finish_reason)
             message.usage.CopyFrom(convert.usage_to_proto(delta.usage))
             yield message
             return
-        if delta.text or delta.logprobs or is_first:
-            message.text = delta.text
+        if shows or delta.logprobs or is_first:
             yield message
             message = make()
             is_first = False
     raise ended_early()
+
+
+def _add_text(message: _Message, delta: Delta) -> bool:
+    """Whether there was anything to add."""
+    if not isinstance(delta, ParsedDelta):
+        message.text = delta.text
+        return bool(delta.text)
+    if delta.delta is None:
+        return False
+    assert isinstance(message, pb.ChatStreamResponse)
+    message.text = delta.delta.content or ""
+    message.reasoning = delta.delta.reasoning or ""
+    message.tool_calls.extend(calls_to_proto(delta.delta))
+    return True
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from opentelemetry import trace
@@ -16,15 +16,17 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from coordinator.catalog import ServedModel
+from coordinator.facade.parsed import ParsedDelta, taken_apart
 from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import Limits, ParamNames, validate
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
-from pdserve.chat import ChatPrompt, ToolMode
+from pdserve.chat import AnsweredMessage, ChatPrompt, ToolMode
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
-from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Prompt, Usage
+from pdserve.parsing import ChatParser
+from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Usage
 
 log = structlog.get_logger("facade")
 
@@ -67,6 +69,10 @@ class Intake:
                 ErrorReason.MODEL_NOT_FOUND, "no such model is served here", param="model"
             ) from None
 
+    def chat_parser(self, spec: GenerateSpec) -> ChatParser | None:
+        """What takes the answer apart; None where it is text alone. Raises as `model`."""
+        return self.model(spec.model).chat_parser if isinstance(spec.prompt, ChatPrompt) else None
+
     async def open(
         self, spec: GenerateSpec, caller: Caller, record: RequestRecord, names: ParamNames
     ) -> TokenStream:
@@ -76,7 +82,6 @@ class Intake:
         """
         model = self.model(spec.model)
         record.model = spec.model
-        _refuse_tools(spec.prompt, names)
         limits = Limits(model.context_length, model.encoder.vocab_size)
         validate(spec, limits, names)
         if spec.mode is not None and not (caller.may_choose_mode and model.config.mode_override):
@@ -91,11 +96,40 @@ class Intake:
                 "this key does not let a request go before others: priority must be at least 0",
                 param=names.get("priority", "priority"),
             )
+        parser = model.chat_parser
         try:
-            return await self._dispatcher.open(spec, caller, record)
+            if not isinstance(spec.prompt, ChatPrompt):
+                return await self._dispatcher.open(spec, caller, record)
+            if parser is None or not parser.parses_tools:
+                _refuse_tools(spec.prompt)
+            if parser is None:
+                return await self._dispatcher.open(spec, caller, record)
+            return await self._open_parsed(parser, spec.prompt, spec, caller, record)
         except PdserveError as error:
             if error.param is not None:
                 error.param = names.get(error.param, error.param)
+            raise
+
+    async def _open_parsed(
+        self,
+        parser: ChatParser,
+        prompt: ChatPrompt,
+        spec: GenerateSpec,
+        caller: Caller,
+        record: RequestRecord,
+    ) -> TokenStream:
+        parsing = parser.read(prompt, spec.sampling)
+        try:
+            spec = replace(spec, sampling=parsing.sampling)
+            stream = await self._dispatcher.open(spec, caller, record)
+        except PdserveError as error:
+            if error.param == "structured_outputs" and prompt.tools:
+                error.param = "tools"
+            raise
+        try:
+            return taken_apart(parser, parsing, prompt, stream, whole=not record.stream)
+        except BaseException:
+            await stream.aclose()
             raise
 
     def failed(self, record: RequestRecord, error: BaseException) -> PdserveError:
@@ -108,7 +142,8 @@ class Intake:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """All that a sequence had to give. Logprobs are by token, of the prompt from the second one
-    on, and empty where not asked for. `prompt_token_ids` is None where no ids are to be shown."""
+    on, and empty where not asked for. `prompt_token_ids` is None where no ids are to be shown,
+    `message` where the text is not taken apart."""
 
     text: str
     token_ids: list[int]
@@ -118,6 +153,7 @@ class Answer:
     stop_reason: str | int | None
     usage: Usage
     prompt_token_ids: tuple[int, ...] | None = None
+    message: AnsweredMessage | None = None
 
 
 class Gathering:
@@ -154,6 +190,7 @@ class Gathering:
             last.stop_reason,
             last.usage,
             prompt_token_ids,
+            last.message if isinstance(last, ParsedDelta) else None,
         )
 
 
@@ -205,14 +242,17 @@ def told_error(error: BaseException) -> PdserveError:
     return PdserveError(ErrorReason.INTERNAL, "internal error")
 
 
-def _refuse_tools(prompt: Prompt, names: ParamNames) -> None:
+def _refuse_tools(prompt: ChatPrompt) -> None:
     """Raises RejectedError INVALID_ARGUMENT where calls of tools would be looked for."""
-    if isinstance(prompt, ChatPrompt) and prompt.tools and prompt.tool_choice is not ToolMode.NONE:
-        raise RejectedError(
-            ErrorReason.INVALID_ARGUMENT,
+    if prompt.tool_choice is not ToolMode.NONE:
+        raise _rejected(
             "tool_choice: the model is served without a tool parser; only none is possible",
-            param=names.get("tool_choice", "tool_choice"),
+            "tool_choice",
         )
+
+
+def _rejected(words: str, param: str) -> RejectedError:
+    return RejectedError(ErrorReason.INVALID_ARGUMENT, words, param=param)
 
 
 def _trace_id(traceparent: str | None) -> str:

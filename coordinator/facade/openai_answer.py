@@ -18,7 +18,7 @@ def chat_completion(
     identity: AnswerIdentity, answers: Sequence[Answer], shapes: Shapes, usage: Usage
 ) -> dict[str, Any]:
     choices = [
-        _choice(index, {"message": {"role": "assistant", "content": answer.text}}, answer, shape)
+        _choice(index, {"message": _message(answer)}, answer, shape)
         for index, (answer, shape) in enumerate(zip(answers, shapes, strict=True))
     ]
     return {**_whole("chat.completion", identity, choices, usage), **_of_prompt(answers[0])}
@@ -32,6 +32,23 @@ def completion(
         for index, (answer, shape) in enumerate(zip(answers, shapes, strict=True))
     ]
     return _whole("text_completion", identity, choices, usage)
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    if answer.message is None:
+        return {"role": "assistant", "content": answer.text}
+    message = answer.message
+    shown: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return {**shown, "reasoning": message.reasoning}
 
 
 def _choice(

@@ -50,7 +50,14 @@ def total(parts: Sequence[Part], usages: Sequence[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in counted),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in counted),
+        reasoning_tokens=_sum([usage.reasoning_tokens for usage in usages]),
     )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """None where nothing was counted."""
+    counted = [count for count in counts if count is not None]
+    return sum(counted) if counted else None
 
 
 _Read = tuple[int, Delta, Route, tuple[int, ...]]

@@ -48,12 +48,14 @@ COMPLETION_CHUNK = ChunkShape(kind="text_completion", before=b'"text":', after=b
 class Shown:
     """What events have beside text and finish reason, where it was asked for.
 
-    With `continuous_usage` each tells the usage so far; `logprobs` is of the choice's own.
+    With `continuous_usage` each tells the usage so far, with `reasoning` that of reasoning, too;
+    `logprobs` is of the choice's own.
     """
 
     include_usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
+    reasoning: bool = False
     logprobs: LogprobsShape | None = None
 
 
@@ -82,9 +84,10 @@ class Frames:
         self._shown = shown
         self._prompt_tokens = len(prompt_token_ids)
         self._completion_tokens = 0
+        self._reasoning_tokens = 0 if shown.reasoning else None
         self._prefix = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        choice = self._prefix + b'{"index":%d,' % index
-        self.before = choice + shape.before
+        self._head = self._prefix + b'{"index":%d,' % index
+        self.before = self._head + shape.before
         end = self._end(_NULL, _NULL)
         self.after = shape.after + end
         self._prompt = b""
@@ -92,7 +95,7 @@ class Frames:
             self._prompt = b',"prompt_token_ids":' + orjson.dumps(prompt_token_ids)
         self.opening = b""
         if shape.opening:
-            opening = choice + shape.opening + end
+            opening = self._head + shape.opening + end
             self.opening = opening.removesuffix(_END) + self._prompt + _END
             self._prompt = b""
 
@@ -110,8 +113,7 @@ class Frames:
         if self.is_plain:
             return self.delta(delta.text) if delta.text else b""
         self._completion_tokens += len(delta.token_ids)
-        has_more = delta.logprobs or (self._shown.token_ids and delta.token_ids)
-        return self._choice(delta, _NULL) if delta.text or has_more else b""
+        return self._choice(delta, _NULL) if delta.text or self._has_more(delta) else b""
 
     def closing(self, delta: Delta) -> bytes:
         """The last delta, and the end of the stream."""
@@ -139,17 +141,26 @@ class Frames:
         if self._shown.token_ids:
             finish += self._prompt + b',"token_ids":' + orjson.dumps(delta.token_ids)
             self._prompt = b""
-        text = self.before + orjson.dumps(delta.text) + self._shape.after
-        return text + self._end(logprobs, finish)
+        return self._content(delta) + self._end(logprobs, finish)
+
+    def _content(self, delta: Delta) -> bytes:
+        """The event up to what the delta has beside its text."""
+        return self.before + orjson.dumps(delta.text) + self._shape.after
+
+    def _has_more(self, delta: Delta) -> bool:
+        return bool(delta.logprobs or (self._shown.token_ids and delta.token_ids))
 
     def _end(self, logprobs: bytes, finish: bytes) -> bytes:
         return b',"logprobs":%b,"finish_reason":%b}]%b' % (logprobs, finish, self._usage()) + _END
 
     def _usage(self) -> bytes:
         if self._shown.continuous_usage:
-            return b',"usage":' + orjson.dumps(
-                counts_json(self._prompt_tokens, self._completion_tokens)
+            usage = Usage(
+                self._prompt_tokens,
+                self._completion_tokens,
+                reasoning_tokens=self._reasoning_tokens,
             )
+            return b',"usage":' + orjson.dumps(_counts_json(usage))
         return b',"usage":null' if self._shown.include_usage else b""
 
 
@@ -160,14 +171,17 @@ def error_event(body: dict[str, Any]) -> bytes:
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     return {
-        **counts_json(usage.prompt_tokens, usage.completion_tokens),
+        **_counts_json(usage),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
 
 
-def counts_json(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+def _counts_json(usage: Usage) -> dict[str, Any]:
+    counts: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
+    if usage.reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return counts

@@ -37,6 +37,9 @@ MAX_LABEL_CHARS = 256
 ROLES = ("system", "user", "assistant", "tool")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_TOOLS = 128
+MAX_TOOLS_CHARS = 256 * 1024
+"""Of the parameters of all tools, which may become one structure of the answer."""
+
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 """Of the values for a chat template, as JSON."""
@@ -155,6 +158,8 @@ def _chat(prompt: ChatPrompt, check: _Checker) -> None:
         check(place, named, f"a function with a name of at most {MAX_LABEL_CHARS} characters")
         fault = None if tool.parameters is None else fault_of(JsonSchema(tool.parameters))
         check(place, fault is None, f"a function whose parameters are {fault}")
+    size = sum(len(tool.parameters or "") for tool in prompt.tools)
+    check("tools", size <= MAX_TOOLS_CHARS, f"at most {MAX_TOOLS_CHARS} characters together")
     choice = prompt.tool_choice
     check("tool_choice", choice is ToolMode.NONE or bool(prompt.tools), "left out without tools")
     effort = prompt.reasoning_effort

@@ -224,8 +224,13 @@ class VllmEngine:
         from vllm.inputs.engine import tokens_input
 
         prompt = tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
-        # Two sequences may have one public id: a retry while the first is being aborted.
-        return self._llm().generate(prompt, sampling, name or _unique(request.request_id))
+        return self._llm().generate(
+            prompt,
+            sampling,
+            # Two sequences may have one public id: a retry while the first is being aborted.
+            name or _unique(request.request_id),
+            reasoning_ended=True if request.sampling.constrain_reasoning else None,
+        )
 
     async def _warm_up(self) -> None:
         """The first answer; it brings the ports that the engine's workers serve KV blocks on."""

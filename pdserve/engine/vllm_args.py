@@ -34,6 +34,7 @@ class VllmEngineConfig:
     what is in it, and is what two engines compare before they exchange KV blocks.
     `kv_cache_gib` sizes the KV cache; without it `gpu_memory_utilization` (0 to 1) does.
     `cores` is a CPU list as "0" or "0-3,8", one per tensor-parallel rank, joined by "|".
+    `reasoning_parser` has structured outputs hold from the end of the model's reasoning on.
     `block_size` is in tokens, on CPU a multiple of 32. `max_num_batched_tokens` bounds a step,
     and with it how long a cancellation takes and how long decodes wait for a chunk of a prompt.
     `transports` let the engine hand prompts over as `roles` say, the best first. It listens on
@@ -53,6 +54,7 @@ class VllmEngineConfig:
     gpu_memory_utilization: float | None = None
     cores: str | None = None
     max_model_len: int | None = None
+    reasoning_parser: str | None = None
     block_size: int = 32
     max_num_batched_tokens: int = 256
     max_num_seqs: int = 64
@@ -209,6 +211,8 @@ def engine_args(config: VllmEngineConfig, epoch: str, cache_events: str) -> dict
             "endpoint": cache_events,
         },
     }
+    if config.reasoning_parser is not None:
+        args["reasoning_parser"] = config.reasoning_parser
     if config.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * _GIB)
     elif config.gpu_memory_utilization is not None:

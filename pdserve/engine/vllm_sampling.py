@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
@@ -42,7 +43,7 @@ def to_vllm(params: SamplingParams, extra_args: dict[str, Any]) -> Any:
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         logit_bias=dict(params.logit_bias) or None,
-        structured_outputs=None if constraint is None else _structured(constraint),
+        structured_outputs=None if constraint is None else structured_to_vllm(constraint),
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         bad_words=list(params.bad_words),
@@ -53,7 +54,7 @@ def to_vllm(params: SamplingParams, extra_args: dict[str, Any]) -> Any:
     )
 
 
-def _structured(constraint: Constraint) -> Any:
+def structured_to_vllm(constraint: Constraint) -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     match constraint:
@@ -69,6 +70,22 @@ def _structured(constraint: Constraint) -> Any:
             return StructuredOutputsParams(grammar=text)
         case StructuralTag(tag):
             return StructuredOutputsParams(structural_tag=tag)
+
+
+def structured_from_vllm(params: Any) -> Constraint:
+    """What `structured_to_vllm` was given, or a parser of vLLM's has set."""
+    if params.json_object:
+        return JsonObject()
+    if params.json is not None:
+        schema = params.json
+        return JsonSchema(schema if isinstance(schema, str) else json.dumps(schema))
+    if params.regex is not None:
+        return Regex(params.regex)
+    if params.choice is not None:
+        return Choice(tuple(params.choice))
+    if params.grammar is not None:
+        return Grammar(params.grammar)
+    return StructuralTag(params.structural_tag)
 
 
 def logprobs_of(positions: Any) -> list[PositionLogprobs] | None:

@@ -18,7 +18,7 @@ from pdserve.types import ChatPrompt, TextPrompt, TokenPrompt
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
 from tests.conformance.cases import Case
-from tests.conformance.seen import Seen, of_chosen
+from tests.conformance.seen import Seen, calls_of, of_chosen
 from tests.support.fleet import MODES
 
 PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -27,7 +27,11 @@ _SIDES = {
     "left": pb.TRUNCATION_SIDE_LEFT,
     "right": pb.TRUNCATION_SIDE_RIGHT,
 }
-_FINISH = {gen.FINISH_REASON_STOP: "stop", gen.FINISH_REASON_LENGTH: "length"}
+_FINISH = {
+    gen.FINISH_REASON_STOP: "stop",
+    gen.FINISH_REASON_LENGTH: "length",
+    gen.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 def over_http(client: httpx.Client, model: str, case: Case, mode: str, *, stream: bool) -> Seen:
@@ -81,6 +85,7 @@ def over_grpc(stub: Any, model: str, case: Case, mode: str, *, stream: bool) -> 
     ids = [token_id for one in messages for token_id in one.token_ids] if prompt_ids else []
     return Seen(
         text="".join(texts),
+        calls=calls_of(_calls(messages)),
         finish_reason=_FINISH[last.finish_reason],
         usage=(last.usage.prompt_tokens, last.usage.completion_tokens),
         token_ids=(*prompt_ids, *ids),
@@ -90,6 +95,17 @@ def over_grpc(stub: Any, model: str, case: Case, mode: str, *, stream: bool) -> 
         mode={number: name for name, number in MODES.items()}[messages[0].route.mode],
         reason=messages[0].route.reason,
     )
+
+
+def _calls(messages: list[Any]) -> list[tuple[int, dict[str, str | None]]]:
+    """What is new of calls in each message, or the calls of a whole one."""
+    found = []
+    for one in messages:
+        told = one.message if hasattr(one, "message") else one
+        for index, call in enumerate(getattr(told, "tool_calls", ())):
+            new = {"name": call.name, "arguments": call.arguments}
+            found.append((getattr(call, "index", index), new))
+    return found
 
 
 def _answers(stub: Any, model: str, case: Case, mode: str, stream: bool) -> list[Any]:

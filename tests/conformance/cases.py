@@ -18,6 +18,27 @@ SCHEMA = {
 }
 
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "parameters": CITY, "strict": True},
+    },
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLED = [
+    {"role": "user", "content": "What is the weather like in Rome?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "It is sunny."},
+]
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """`fields` are added to a greedy request of 8 tokens. `streamed` says whether OpenAI's
@@ -112,6 +133,27 @@ CASES = (
         fields={"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}},
     ),
     Case("structured_outputs: json", fields={"structured_outputs": {"json": SCHEMA}}),
+    Case("messages (of a tool)", "chat", {"messages": CALLED, "tools": TOOLS}),
+    Case("tools, tool_choice: auto", "chat", {"tools": TOOLS}),
+    Case("tool_choice: none", "chat", {"tools": TOOLS, "tool_choice": "none"}),
+    Case(
+        "tool_choice: required",
+        "chat",
+        {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60},
+    ),
+    Case("tool_choice: named", "chat", {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 60}),
+    Case(
+        "parallel_tool_calls",
+        "chat",
+        {
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 60,
+        },
+    ),
+    Case("include_reasoning", "chat", {"include_reasoning": False, "logprobs": True}),
+    Case("reasoning_effort", "chat", {"reasoning_effort": "low"}),
     Case(
         "stream_options",
         fields={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},

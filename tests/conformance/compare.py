@@ -12,7 +12,7 @@ import httpx
 
 from tests.conformance.asking import over_grpc, over_http
 from tests.conformance.cases import CASES, Case
-from tests.conformance.reference import vllm_server
+from tests.conformance.reference import TOOL_PARSER, vllm_server
 from tests.conformance.seen import Seen, Verdict, near_tie, verdict
 from tests.support.fleet import Fleet
 from tests.support.running_system import RunningSystem
@@ -94,7 +94,7 @@ def cell(clients: Fleet, case: Case, way: Way, reference: Expected) -> Verdict:
 
 @contextmanager
 def fleet() -> Iterator[Fleet]:
-    system = RunningSystem("--port", "0", "--grpc-port", "0")
+    system = RunningSystem("--port", "0", "--grpc-port", "0", "--tool-parser", TOOL_PARSER)
     try:
         with Fleet(system, system.wait_for("ready", timeout=500)) as running:
             yield running

@@ -15,6 +15,8 @@ import httpx
 from pdserve import models
 
 START_S = 400.0
+TOOL_PARSER = "hermes"
+"""Of either server; the model, too small to call tools of itself, follows any form."""
 
 
 @contextmanager
@@ -30,12 +32,13 @@ def vllm_server(model: str) -> Iterator[httpx.Client]:
         "--port": str(port),
         "--dtype": "bfloat16",
         "--block-size": "32",
+        "--tool-call-parser": TOOL_PARSER,
     }
     arguments = [part for flag in flags.items() for part in flag]
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--enforce-eager", *arguments),
+            *("--enforce-eager", "--enable-auto-tool-choice", *arguments),
         ],
         env={
             **os.environ,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,8 +17,9 @@ class Seen:
     """`refused` is the parameter that a 400 named; then the rest is empty.
 
     `logprobs` are those of the tokens shown, 0 where there is none. `token_ids` are those of the
-    prompt and of the answer, where they were asked for. `mode` and `reason` are
-    those of pdserve's headers.
+    prompt and of the answer, where they were asked for. `mode` and `reason` are those of pdserve's
+    headers. `calls` are names and arguments of the tools that are called, the latter as JSON
+    however it was written.
     """
 
     text: str = ""
@@ -27,6 +30,7 @@ class Seen:
     mode: str = ""
     refused: str | None = None
     reason: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
     token_ids: tuple[int, ...] = ()
 
     @property
@@ -60,9 +64,10 @@ def verdict(reference: Seen, seen: Seen, asked_mode: str, near_tie_at: int | Non
 
 def _same(one: Seen, other: Seen) -> bool:
     return (
-        (one.text, one.finish_reason, one.usage, one.token_ids, one.num_prompt_logprobs)
+        (one.text, one.calls, one.finish_reason, one.usage, one.token_ids, one.num_prompt_logprobs)
         == (
             other.text,
+            other.calls,
             other.finish_reason,
             other.usage,
             other.token_ids,
@@ -78,10 +83,14 @@ def _same(one: Seen, other: Seen) -> bool:
 def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], took: tuple[str, str]) -> Seen:
     """Of the pieces of one choice, in order; a whole answer is one piece. `took` are mode and
     reason."""
-    texts, logprobs, token_ids, of_prompt = [], [], [], 0
+    texts, calls, logprobs, token_ids, of_prompt = [], [], [], [], 0
     for choice in choices:
         content = choice.get("message") or choice.get("delta") or {}
         texts.append(choice.get("text") or content.get("content") or "")
+        calls += [
+            (call.get("index", index), call["function"])
+            for index, call in enumerate(content.get("tool_calls") or ())
+        ]
         shown = choice.get("logprobs") or {}
         logprobs += [one or 0.0 for one in shown.get("token_logprobs") or ()]
         logprobs += [one["logprob"] for one in shown.get("content") or ()]
@@ -90,6 +99,7 @@ def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], took: tuple[
         of_prompt += len(choice.get("prompt_logprobs") or ())
     return Seen(
         text="".join(texts),
+        calls=calls_of(calls),
         finish_reason=choices[-1]["finish_reason"],
         usage=(usage["prompt_tokens"], usage["completion_tokens"]),
         logprobs=tuple(logprobs),
@@ -98,6 +108,23 @@ def of_chosen(choices: list[dict[str, Any]], usage: dict[str, Any], took: tuple[
         mode=took[0],
         reason=took[1],
     )
+
+
+def calls_of(pieces: Sequence[tuple[int, Mapping[str, str | None]]]) -> tuple[tuple[str, str], ...]:
+    """From what is new of the call of each index, in order."""
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    for index, function in pieces:
+        names[index] = names.get(index, "") + (function.get("name") or "")
+        arguments[index] = arguments.get(index, "") + (function.get("arguments") or "")
+    return tuple((names[index], _as_written(arguments[index])) for index in sorted(names))
+
+
+def _as_written(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments))
+    except ValueError:
+        return arguments
 
 
 def near_tie(positions: list[dict[str, float] | None], tokens: list[str]) -> int | None:

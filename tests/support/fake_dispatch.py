@@ -20,6 +20,7 @@ from coordinator.record import RequestRecord
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
 from pdserve.errors import PdserveError
+from pdserve.parsing import ChatParser
 from pdserve.types import Delta, FinishReason, GenerateSpec, Mode, Route, Usage
 
 MODEL = "tiny"
@@ -39,11 +40,16 @@ def answer(*texts: str, finish: FinishReason = FinishReason.STOP, cached: int = 
 
 
 def served(
-    model: ModelConfig | None = None, defaults: Defaults | None = None
+    model: ModelConfig | None = None,
+    defaults: Defaults | None = None,
+    parser: ChatParser | None = None,
 ) -> dict[str, ServedModel]:
     config = CoordinatorConfig(models=(model or ModelConfig(name=MODEL),))
     name = config.models[0].name
-    return build(config, {name: ByteEncoder(CONTEXT_LENGTH)}, {name: defaults or Defaults()})
+    parsers = {} if parser is None else {name: parser}
+    return build(
+        config, {name: ByteEncoder(CONTEXT_LENGTH)}, {name: defaults or Defaults()}, parsers
+    )
 
 
 def gateway_without_fleet(

@@ -14,13 +14,20 @@ from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.gateway.keys import KeyRing
 from pdserve.config import GatewayConfig
 from pdserve.errors import ErrorReason, PdserveError
+from pdserve.parsing import ChatParser
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import (
     InferenceServiceStub,
     add_InferenceServiceServicer_to_server,
 )
-from tests.support.fake_dispatch import MODEL, FakeDispatcher, FakeObserver, gateway_without_fleet
+from tests.support.fake_dispatch import (
+    MODEL,
+    FakeDispatcher,
+    FakeObserver,
+    gateway_without_fleet,
+    served,
+)
 from tests.support.grpc_servers import serve
 
 GENERATE = pb.GenerateRequest(model=MODEL, text="Hi")
@@ -36,9 +43,9 @@ class GrpcFacade:
 
 
 @asynccontextmanager
-async def grpc_facade(keys: KeyRing) -> AsyncIterator[GrpcFacade]:
+async def grpc_facade(keys: KeyRing, parser: ChatParser | None = None) -> AsyncIterator[GrpcFacade]:
     observer = FakeObserver()
-    dispatcher = FakeDispatcher(observer)
+    dispatcher = FakeDispatcher(observer, served(parser=parser))
     gateway = gateway_without_fleet(GatewayConfig(), keys, dispatcher.models)
     service = InferenceServicer(dispatcher, gateway, observer)
     async with (

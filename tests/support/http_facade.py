@@ -14,6 +14,7 @@ from coordinator.facade.http import build_app
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from pdserve.config import GatewayConfig, Listen
+from pdserve.parsing import ChatParser
 from tests.support.fake_dispatch import (
     MODEL,
     ROUTE,
@@ -22,6 +23,7 @@ from tests.support.fake_dispatch import (
     FakeOps,
     answer,
     gateway_without_fleet,
+    served,
 )
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
@@ -53,11 +55,13 @@ class HttpFacade:
 
 @asynccontextmanager
 async def http_facade(
-    config: GatewayConfig | None = None, keys: KeyRing | None = None
+    config: GatewayConfig | None = None,
+    keys: KeyRing | None = None,
+    parser: ChatParser | None = None,
 ) -> AsyncIterator[HttpFacade]:
     config = config or GatewayConfig()
     observer = FakeObserver()
-    dispatcher = FakeDispatcher(observer)
+    dispatcher = FakeDispatcher(observer, served(parser=parser))
     gateway = gateway_without_fleet(config, keys or KeyRing.open_to_all(), dispatcher.models)
     ops = FakeOps()
     server = HttpServer(build_app(dispatcher, gateway, observer, ops), Listen(), drain_s=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conformance.seen import Seen, Verdict, near_tie, of_chosen, verdict
+from tests.conformance.seen import Seen, Verdict, calls_of, near_tie, of_chosen, verdict
 
 ONE = Seen("abc def", "length", (5, 2), (-0.5, -1.0), 0, "colocated")
 
@@ -21,6 +21,7 @@ ONE = Seen("abc def", "length", (5, 2), (-0.5, -1.0), 0, "colocated")
         (replace(ONE, usage=(5, 3)), None, Verdict.DIFFERENT),
         (replace(ONE, finish_reason="stop"), None, Verdict.DIFFERENT),
         (replace(ONE, num_prompt_logprobs=4), None, Verdict.DIFFERENT),
+        (replace(ONE, calls=(("f", "{}"),)), None, Verdict.DIFFERENT),
         (replace(ONE, mode="disaggregated"), None, Verdict.COLOCATED),
         (replace(ONE, text="abc xyz"), None, Verdict.DIFFERENT),
         (replace(ONE, text="abc xyz"), 4, Verdict.NEAR_TIE),
@@ -57,3 +58,14 @@ def test_the_pieces_of_a_choice_make_one_answer() -> None:
     assert of_chosen(pieces, usage, ("colocated", "why")) == Seen(
         "ab", "stop", (3, 2), (-0.5, -1.0), 0, "colocated", None, "why"
     )
+
+
+def test_calls_are_the_same_however_they_came() -> None:
+    pieces = [
+        (0, {"name": "f", "arguments": None}),
+        (0, {"arguments": '{"x":'}),
+        (1, {"name": "g", "arguments": "{"}),
+        (0, {"arguments": " 1}"}),
+    ]
+    assert calls_of(pieces) == (("f", '{"x": 1}'), ("g", "{"))
+    assert calls_of([(0, {"name": "f", "arguments": '{"x":1}'})]) == (("f", '{"x": 1}'),)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.facade.constraints import MAX_CHARS
 from coordinator.facade.validate import Limits, validate
-from pdserve.chat import ChatMessage
+from pdserve.chat import ChatMessage, Tool
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.structured import JsonSchema
 from pdserve.types import (
@@ -22,6 +23,13 @@ from pdserve.types import (
 HI = (ChatMessage("user", "Hi"),)
 LIMITS = Limits(context_length=1000, vocab_size=500)
 SPEC = GenerateSpec("id", "tiny", TextPrompt("Hello"), SamplingParams())
+
+LONG = '{"a": 1}' + " " * (MAX_CHARS - 8)
+
+
+def with_tools(tool: Tool, count: int) -> ChatPrompt:
+    return ChatPrompt(HI, tools=(tool,) * count)
+
 
 GOOD: list[dict[str, Any]] = [
     {"max_tokens": 1},
@@ -122,6 +130,11 @@ def test_beyond_the_edges(param: str, sampling: dict[str, Any]) -> None:
         ("prompt", {"prompt": TextPrompt("")}),
         ("prompt", {"prompt": TokenPrompt(())}),
         ("messages", {"prompt": ChatPrompt(())}),
+        ("tools", {"prompt": with_tools(Tool("f", parameters=LONG), 5)}),
+        ("tools", {"prompt": with_tools(Tool("f"), 129)}),
+        ("tools.0", {"prompt": with_tools(Tool(""), 1)}),
+        ("tools.0", {"prompt": with_tools(Tool("f", parameters="[]"), 1)}),
+        ("tools.0", {"prompt": with_tools(Tool("f", parameters=LONG + " "), 1)}),
         (
             "messages.1.role",
             {"prompt": ChatPrompt((ChatMessage("user", "a"), ChatMessage("critic", "b")))},

@@ -19,6 +19,11 @@ def generate(**sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(model=MODEL, text="Hi", sampling=gen.SamplingParams(**sampling))
 
 
+def with_tools(**fields: Any) -> pb.ChatRequest:
+    said = [pb.ChatMessage(role="user", content="Hi")]
+    return pb.ChatRequest(model=MODEL, messages=said, tools=[pb.Tool(name="f")], **fields)
+
+
 @pytest.mark.parametrize(
     ("request_", "param"),
     [
@@ -48,6 +53,10 @@ def generate(**sampling: Any) -> pb.GenerateRequest:
             pb.ChatRequest(model=MODEL, messages=[pb.ChatMessage(role="critic", content="x")]),
             "messages.0.role",
         ),
+        (with_tools(), "tool_choice"),  # this model has no parser
+        (with_tools(tool_choice=pb.ToolChoice(name="g")), "tool_choice"),
+        (with_tools(tool_choice=pb.ToolChoice(mode=99)), "tool_choice"),  # type: ignore[arg-type]
+        (with_tools(reasoning_effort="huge"), "reasoning_effort"),
     ],
 )
 async def test_bad_requests(

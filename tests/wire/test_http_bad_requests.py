@@ -30,6 +30,13 @@ def deep(levels: int) -> Any:
     return value
 
 
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"function": {"name": "f", "parameters": parameters}}
+
+
+TOOLS = [tool({})]
+
+
 def schema(value: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "schema": value}}
 
@@ -53,6 +60,12 @@ def schema(value: Any) -> dict[str, Any]:
         ({}, {"seed": 2**63}, "seed"),
         ({}, {"stream_options": {"include_usage": True}}, "stream_options"),
         ({}, {"unknown": 1}, "unknown"),
+        ({}, {"tools": TOOLS}, "tool_choice"),  # this model has no parser
+        ({}, {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({}, {"tool_choice": "auto"}, "tool_choice"),
+        ({}, {"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
+        ({}, {"tools": TOOLS * 129, "tool_choice": "none"}, "tools"),
+        ({}, {"tools": [tool(deep(65))], "tool_choice": "none"}, "tools.0"),
         ({}, {"n": 129}, "n"),
         ({}, {"n": -(10**30)}, "n"),
         ({}, {"suffix": "x"}, "suffix"),
