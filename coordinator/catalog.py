@@ -73,6 +73,7 @@ def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
         decode_balance=model.decode_balance,
         decider=model.decider,
         ttft_target_s=model.ttft_target_s,
+        ttft_target_token_s=model.ttft_target_token_s,
         itl_target_s=model.itl_target_s,
     )
     for experiment in config.experiments:

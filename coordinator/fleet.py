@@ -308,7 +308,11 @@ class Fleet:
                 worker.cache.grow_older()
             if worker.connected:
                 work = load.work - worker.load.work
-                self.estimators[info.model].observe_work(worker.pool, work, info.kv_capacity_tokens)
+                estimator = self.estimators[info.model]
+                estimator.observe_work(worker.pool, work, info.kv_capacity_tokens)
+                worker.reading.go_on(self.clock.now(), 1.0)
+                timings = estimator.estimates.of(worker.pool)
+                worker.reading.add(timings.reading_s(work.prefill_tokens, work.prefill_pairs))
             worker.report(load)
             if not worker.connected:
                 self._gain(worker, info, session)

@@ -11,6 +11,7 @@ import structlog
 
 from coordinator.policy.duty import Duty
 from coordinator.policy.health import WorkerState, state_of
+from coordinator.policy.pace import Pace
 from coordinator.policy.pairs import PairState, Process, Standing
 from coordinator.policy.prefix import CacheBelief
 from coordinator.policy.snapshot import WorkerView
@@ -28,6 +29,8 @@ SILENCE_S = 5.0
 more work than cores leaves a process unheard for two or three seconds, and to end its streams for
 that does more harm than to wait; with what follows, a client waits for ten seconds at most."""
 _TICK_S = 0.25
+READING_MEMORY_S = 5.0
+"""Seconds after which what a worker read counts for a third, about as long as an answer takes."""
 
 
 @dataclass(slots=True)
@@ -38,7 +41,8 @@ class Worker:
     `dismissed` says that it is not listed any more, `told_to_drain` that it is about to say
     itself that it drains; `standing` is that of this very process;
     `outstanding_*` count what this coordinator has given it, `writing` those of its sequences
-    that have a first token; `cache` is there once it was reached.
+    that have a first token; `reading` is paced in seconds of reading prompts; `cache` is there
+    once it was reached.
     """
 
     client: WorkerClient
@@ -58,6 +62,7 @@ class Worker:
     writing: int = 0
     outstanding_pairs: int = 0
     cache: CacheBelief | None = None
+    reading: Pace = field(default_factory=lambda: Pace(memory_s=READING_MEMORY_S))
     _calls: set[asyncio.Timeout] = field(default_factory=set)
     _view: WorkerView | None = None
 
@@ -150,6 +155,7 @@ class Worker:
                 capacity_tokens=capacity,
                 chunk_tokens=self.info.chunk_tokens,
                 pool=self.pool,
+                reading=self.reading.rate,
             )
         return self._view
 

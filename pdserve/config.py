@@ -84,9 +84,9 @@ class ModelConfig(_Section):
     )
     mode: Mode = Mode.COLOCATED
     decider: Literal["threshold", "estimate"] = Field(
-        default="threshold",
-        description="auto: by the prompt's length, or by what both routes are estimated to take; "
-        "by length, too, until the estimates are learnt",
+        default="estimate",
+        description="auto: by what both routes are estimated to take, and by the prompt's length "
+        "until that is learnt; or by the length alone",
     )
     min_prefill_tokens: int = Field(
         default=512,
@@ -101,6 +101,12 @@ class ModelConfig(_Section):
     decode_balance: str = Field(default="prefix-aware", description="which decode worker; as above")
     ttft_target_s: float = Field(
         default=2.0, gt=0, description="time to the first token that estimates weigh waiting by"
+    )
+    ttft_target_token_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="so much later the first token may come for each prompt token: whoever sends "
+        "much expects to wait",
     )
     itl_target_s: float = Field(
         default=0.1, gt=0, description="time between tokens that estimates weigh harm by"

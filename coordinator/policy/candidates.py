@@ -30,6 +30,11 @@ class Candidates:
                 ErrorReason.NO_WORKER, "no decode worker is ready; retry later", retry_after_s=1
             )
 
+    @property
+    def turn(self) -> int:
+        """The decision's number."""
+        return self._snapshot.turn
+
     @cached_property
     def colocated(self) -> WorkerView:
         """The decode worker that reads the prompt itself."""

@@ -9,6 +9,9 @@ from coordinator.policy.candidates import Candidates
 from coordinator.policy.forecast import Route
 from pdserve.types import Mode
 
+TRIED_EVERY = 8
+"""While estimates are not learnt, one request in so many goes the other way."""
+
 
 class Decision(NamedTuple):
     """`mode` is never AUTO; `why` is in words, empty where it was fixed."""
@@ -37,13 +40,17 @@ def by_threshold(candidates: Candidates) -> Decision:
 def by_estimate(candidates: Candidates) -> Decision:
     """The route that costs less, of the request's own latency and of others'.
 
-    By threshold until enough was seen of both, and where there is but one.
+    By threshold until enough was seen of both, and where there is but one. Traffic that is all
+    short, or all long, would never show the other route: some of it goes there to be learnt from.
     """
     if candidates.pair is None:
         return by_threshold(candidates)
     forecast = candidates.forecast
     if not forecast.learnt(*candidates.pair):
         mode, why = by_threshold(candidates)
+        if (candidates.turn + 1) % TRIED_EVERY == 0:
+            mode = Mode.COLOCATED if mode is Mode.DISAGGREGATED else Mode.DISAGGREGATED
+            return Decision(mode, f"{why}, but this one goes the other way, to learn what it takes")
         return Decision(mode, f"{why} (estimates not learnt yet)")
     colocated = forecast.colocated(candidates.colocated)
     disaggregated = forecast.disaggregated(*candidates.pair)

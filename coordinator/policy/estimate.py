@@ -46,6 +46,10 @@ class Timings:
     reads_learnt: bool = False
     writes_learnt: bool = False
 
+    def reading_s(self, tokens: float, pairs: float) -> float:
+        """What it adds to steps that so many prompt tokens are read in them."""
+        return self.token_s * tokens + self.pair_s * pairs
+
 
 @dataclass(frozen=True, slots=True)
 class HandOver:

@@ -1,7 +1,9 @@
 """What would come of reading a prompt on one worker and writing its answer on another. Pure.
 
-Costs are in shares of the model's latency targets, so that what a request waits and what it
-makes others wait can be added up: 1 is a whole target, of one request.
+Costs are in missed targets, so that what a request waits and what it makes others wait can be
+added up: 1 is a target of one request that is just missed. What is well within its target costs
+next to nothing, however many share it; what is near to it is dear; and what is beyond goes on
+to cost, for others wait behind it, or are written beside it, who would miss theirs as well.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from typing import NamedTuple
 from coordinator.policy.estimate import Estimates
 from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
 
-LEAST_SLACK = 0.25
-"""Part of the inter-token target that running answers are always said to have left."""
-LATE = 3.0
-"""How much dearer waiting is beyond the target than before it."""
+STEEP = 4
+"""Power of the share of a target by which missing it comes near."""
+MOST_READING = 0.8
+"""Part of its time that a worker is ever believed to go on reading."""
 
 
 class Reading(NamedTuple):
@@ -44,7 +46,7 @@ class Forecast:
 
     def __init__(self, estimates: Estimates, policy: ModelPolicy, facts: RequestFacts) -> None:
         self._estimates = estimates
-        self._ttft_s = policy.ttft_target_s
+        self._ttft_s = policy.ttft_target_s + policy.ttft_target_token_s * facts.prompt_tokens
         self._itl_s = policy.itl_target_s
         self._prompt_tokens = facts.prompt_tokens
         self._cached = facts.cached_tokens
@@ -95,32 +97,43 @@ class Forecast:
         timings = self._estimates.of(view.pool)
         cached = min(self._cached.get(view.worker_id, 0), self._prompt_tokens - 1)
         uncached = self._prompt_tokens - cached
-        read_s = timings.token_s * uncached
-        read_s += timings.pair_s * uncached * (cached + uncached / 2)
-        queue_s = timings.token_s * view.outstanding_tokens
-        queue_s += timings.pair_s * view.outstanding_pairs
+        read_s = timings.reading_s(uncached, uncached * (cached + uncached / 2))
+        queue_s = timings.reading_s(view.outstanding_tokens, view.outstanding_pairs)
         chunks = ceil((view.outstanding_tokens + uncached) / view.chunk_tokens)
         start_s = queue_s + read_s + chunks * step_s + self._room_s(view, step_s)
         harmed = view.writing
         if not harmed:
             return Reading(start_s, 0, 0.0, 0.0)
-        share = read_s / (self._answer_tokens * self._slack_s(step_s))
         added_s = read_s / ceil(uncached / view.chunk_tokens)
-        # A running answer misses its target once at most.
-        return Reading(start_s, harmed, added_s, harmed * min(1.0, share))
+        # Each of them stands still once for as long, somewhere among its tokens.
+        harm = harmed * self._slowed(self._pace_s(view, step_s), read_s / self._answer_tokens)
+        return Reading(start_s, harmed, added_s, harm)
 
     def _writing(self, view: WorkerView, step_s: float) -> float:
         """What one answer more costs, itself and the others there."""
         timings = self._estimates.of(view.pool)
         tokens = self._prompt_tokens + self._answer_tokens / 2
         added_s = timings.sequence_s + timings.context_s * tokens
-        return (step_s + added_s) / self._itl_s + view.writing * added_s / self._slack_s(step_s)
+        pace_s = self._pace_s(view, step_s)
+        itself = _missed((pace_s + added_s) / self._itl_s)
+        return itself + view.writing * self._slowed(pace_s, added_s)
+
+    def _slowed(self, pace_s: float, added_s: float) -> float:
+        """What it costs an answer that each of its tokens takes so much longer."""
+        return _missed((pace_s + added_s) / self._itl_s) - _missed(pace_s / self._itl_s)
+
+    def _pace_s(self, view: WorkerView, step_s: float) -> float:
+        """How long a token of an answer takes there on average: as long as steps that only write
+        and, between them, prompts being read. That goes on as it was lately, or as long as what
+        waits to be read takes."""
+        timings = self._estimates.of(view.pool)
+        queue_s = timings.reading_s(view.outstanding_tokens, view.outstanding_pairs)
+        lately_s = step_s / (1 - min(view.reading, MOST_READING))
+        return max(lately_s, step_s + queue_s / self._answer_tokens)
 
     def _waiting(self, start_s: float) -> float:
-        """What a first token after so long costs. Beyond the target others wait behind it, who
-        would miss theirs as well."""
-        share = start_s / self._ttft_s
-        return share if share < 1 else 1 + LATE * (share - 1)
+        """What a first token after so long costs."""
+        return _missed(start_s / self._ttft_s)
 
     def _step_s(self, view: WorkerView) -> float:
         timings = self._estimates.of(view.pool)
@@ -128,9 +141,6 @@ class Forecast:
             return timings.step_s
         written_s = timings.sequence_s * view.writing + timings.context_s * view.context_tokens
         return timings.step_s + written_s
-
-    def _slack_s(self, step_s: float) -> float:
-        return max(self._itl_s - step_s, LEAST_SLACK * self._itl_s)
 
     def _room_s(self, view: WorkerView, step_s: float) -> float:
         """How long the request waits for room in the cache, which answers give back as they end,
@@ -140,3 +150,8 @@ class Forecast:
         if lacking <= 0 or not view.capacity_tokens:
             return 0.0
         return lacking * self._answer_tokens * step_s / max(view.context_tokens, 1.0)
+
+
+def _missed(share: float) -> float:
+    """How far a target is missed by whoever takes so many times what it allows."""
+    return share**STEEP if share < 1 else 1 + STEEP * (share - 1)

@@ -19,7 +19,7 @@ class WorkerView:
     `outstanding_sequences` are the requests whose answers it writes for this coordinator.
     `writing` are the answers in progress, for anybody, as far as is known; `context_tokens` the
     tokens in its cache, of `capacity_tokens`, 0 where that is unknown. `pool` names those that
-    are timed together.
+    are timed together. `reading` is the part of its time, 0 to 1, in which it lately read prompts.
     """
 
     worker_id: str
@@ -31,6 +31,7 @@ class WorkerView:
     capacity_tokens: int = 0
     chunk_tokens: int = 256
     pool: str = ""
+    reading: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class ModelPolicy:
     """A model's routing configuration. `transport` is the one KV transport that is allowed, None
     allows all; `experiment` names the split, sticky by `sticky`; without arms there is no
     experiment. `prefill_balance` and `decode_balance` name balance policies, `decider` what
-    `auto` goes by; the targets, in seconds, are what it weighs latencies by."""
+    `auto` goes by; the targets, in seconds, are what it weighs latencies by: the first token may
+    come `ttft_target_token_s` later for each prompt token."""
 
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = 512
@@ -71,8 +73,9 @@ class ModelPolicy:
     arms: tuple[ArmPolicy, ...] = ()
     prefill_balance: str = "prefix-aware"
     decode_balance: str = "prefix-aware"
-    decider: Literal["threshold", "estimate"] = "threshold"
+    decider: Literal["threshold", "estimate"] = "estimate"
     ttft_target_s: float = 2.0
+    ttft_target_token_s: float = 0.0
     itl_target_s: float = 0.1
 
 

@@ -24,24 +24,25 @@ from pdserve.errors import PdserveError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TokenPrompt
 
 _LONGEST_S = 24 * 3600.0
-_BOTH = frozenset(Role)
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds: to the first token, and a token after it on average."""
+    """Seconds: to the first token, and so much more for each prompt token; and a token after it
+    on average."""
 
     ttft_s: float
     tpot_s: float
+    ttft_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A fleet and how it is used.
 
-    `prefill` of the `workers` read prompts for others: in disaggregated mode they do nothing
-    else, and the others alone write; in the other modes every worker writes. A worker that
-    writes takes `decode_chunk` prompt tokens a step, any other `prefill_chunk`.
+    `prefill` of the `workers` read prompts for others and do nothing else, and the others write;
+    in colocated mode all write. A worker that writes takes `decode_chunk` prompt tokens a step,
+    one that only reads `prefill_chunk`.
     `balance` and `decider` are those of pdserve's configuration, which `targets` go into, too.
     """
 
@@ -61,7 +62,8 @@ class Setup:
 
 @dataclass(slots=True)
 class Seen:
-    """What was measured; a failed or refused request has no times. Seconds.
+    """What was measured; a failed or refused request has no times. Seconds. `prompt_tokens`,
+    `ttft_s` and `tpot_s` are of the same requests, in the order in which they ended.
 
     Of tokens that an engine made together, `gaps_s` has the mean, and `gaps` how many they are.
     """
@@ -69,6 +71,7 @@ class Seen:
     asked: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: array[int] = field(default_factory=lambda: array("l"))
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
@@ -127,6 +130,7 @@ async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
             prefill_balance=setup.balance,
             decode_balance=setup.balance,
             ttft_target_s=setup.targets.ttft_s,
+            ttft_target_token_s=setup.targets.ttft_token_s,
             itl_target_s=setup.targets.tpot_s,
             max_ttft_s=1e9,
         ),
@@ -156,19 +160,18 @@ def _specs(setup: Setup) -> dict[str, WorkerSpec]:
     timing = Roofline(setup.model, setup.gpu, setup.precision, setup.tensor_parallel)
     specs = {}
     for number in range(setup.workers):
-        reads = number < setup.prefill
-        roles = frozenset({Role.DECODE})
-        if reads:
-            roles = frozenset({Role.PREFILL}) if setup.mode is Mode.DISAGGREGATED else _BOTH
+        reads = number < setup.prefill and setup.mode is not Mode.COLOCATED
+        role = Role.PREFILL if reads else Role.DECODE
         engine = SimConfig(
             weights=setup.precision.value,
             kv_bytes_per_token=setup.model.kv_bytes_per_token,
             kv_capacity_tokens=timing.kv_capacity_tokens,
             context_length=setup.model.context_length,
-            chunk_tokens=setup.decode_chunk if Role.DECODE in roles else setup.prefill_chunk,
+            chunk_tokens=setup.prefill_chunk if reads else setup.decode_chunk,
             max_num_seqs=1024,
         )
-        specs[f"{'p' if reads else 'd'}{number}"] = WorkerSpec(roles, engine, timing, filler=True)
+        name = f"{'p' if reads else 'd'}{number}"
+        specs[name] = WorkerSpec(frozenset({role}), engine, timing, filler=True)
     return specs
 
 
@@ -215,13 +218,23 @@ async def _ask(cluster: Cluster, arrival: Arrival, number: int, seen: Seen) -> N
     finally:
         await stream.aclose()
     seen.modes[stream.route.mode.value] += 1
+    seen.prompt_tokens.append(arrival.prompt_tokens)
     seen.ttft_s.append(first - record.received)
     seen.tpot_s.append((last - first) / max(1, arrival.answer_tokens - 1))
 
 
+def met(seen: Seen, targets: Targets) -> npt.NDArray[np.bool_]:
+    """Whether each request that was answered met both targets."""
+    allowed = targets.ttft_s + targets.ttft_token_s * np.asarray(seen.prompt_tokens)
+    good: npt.NDArray[np.bool_] = (np.asarray(seen.ttft_s) <= allowed) & (
+        np.asarray(seen.tpot_s) <= targets.tpot_s
+    )
+    return good
+
+
 def summary(seen: Seen, targets: Targets) -> Summary:
-    ttft, tpot = np.asarray(seen.ttft_s), np.asarray(seen.tpot_s)
-    good = int(((ttft <= targets.ttft_s) & (tpot <= targets.tpot_s)).sum())
+    ttft = np.asarray(seen.ttft_s)
+    good = int(met(seen, targets).sum())
     return Summary(
         requests=seen.asked,
         failed=seen.failures.total(),

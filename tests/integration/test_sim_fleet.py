@@ -135,7 +135,7 @@ async def test_operators_see_the_fleet() -> None:
 async def test_auto_goes_by_the_length_that_is_not_cached() -> None:
     threshold = 100
     async with sim_fleet(
-        prefill(), decode(), mode=Mode.AUTO, min_prefill_tokens=threshold
+        prefill(), decode(), mode=Mode.AUTO, decider="threshold", min_prefill_tokens=threshold
     ) as fleet:
         modes = []
         for text in ("x" * (threshold - 1), "y" * threshold, "y" * threshold):

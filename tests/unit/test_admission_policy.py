@@ -497,11 +497,13 @@ def test_answers_are_charged_to_their_tenant() -> None:
 def test_pace_counts_only_the_time_in_which_some_are_at_it() -> None:
     pace = Pace()
     assert pace.seconds(100) == 0
+    assert pace.rate == 0
     pace.go_on(10.0, at_it=0)
     pace.go_on(12.0, at_it=1)
     pace.add(200)
     # Two seconds, with a memory of 20: 20 * (1 - exp(-0.1)) = 1.903
     assert pace.seconds(100) == pytest.approx(1.903 / 2, abs=1e-3)
+    assert pace.rate == pytest.approx(200 / 1.903, rel=1e-3)
     pace.go_on(1_000.0, at_it=0)
     assert pace.seconds(100) == pytest.approx(1.903 / 2, abs=1e-3)
 

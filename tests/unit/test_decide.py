@@ -46,7 +46,10 @@ def busy(tokens: int) -> WorkerView:
 
 @dataclass(frozen=True)
 class Row:
-    """Both routes' waits in shares of 2 s, their harm, and what is taken."""
+    """Both routes' waits in shares of 2 s, to the power of four, and their harm; what is taken.
+
+    What the answer itself costs on the decode worker is the same on both routes.
+    """
 
     name: str
     prefill: WorkerView
@@ -55,37 +58,69 @@ class Row:
     mode: Mode
 
 
+FOUR = WorkerView("d", 4, writing=4)
+ONE = WorkerView("d", 1, writing=1)
 ROWS = [
     # 1 s there, 1 + 0.1 s elsewhere: a hand-over for nothing.
     Row("all idle", *IDLE, PROMPT, Mode.COLOCATED),
-    # Colocated: 1 s and a step of 0.04 s in each of four chunks: 0.58. Four answers lose 1 s each,
-    # of 100 * (0.1 - 0.04) = 6 s: 0.67. Elsewhere: 1 + 0.1 + 0.04 s: 0.57.
-    Row("answers would be held up", IDLE[0], WorkerView("d", 4, writing=4), PROMPT,
+    # Colocated: 1 s and a step of 0.04 s in each of four chunks: 0.58^4 = 0.113. Four answers, at
+    # 0.04 of 0.1 s a token, take 1 s / 100 tokens more each: 4 * (0.5^4 - 0.4^4) = 0.148.
+    # Elsewhere: 1 + 0.1 + 0.04 s: 0.57^4 = 0.106.
+    Row("answers would be held up", IDLE[0], FOUR, PROMPT, Mode.DISAGGREGATED),
+    # The same, but 1.3 s wait there: 1.22 shares are 1 + 4 * 0.22 = 1.88, against 0.26.
+    Row("not at the price of a queue", busy(1_300), FOUR, PROMPT, Mode.COLOCATED),
+    # 0.2 s: 0.67^4 = 0.20 against 0.26.
+    Row("a short queue is worth it", busy(200), FOUR, PROMPT, Mode.DISAGGREGATED),
+    # 0.52^4 + 0.2^4 - 0.1^4 = 0.075 against 0.555^4 = 0.095.
+    Row("an answer with time to spare may be held up", IDLE[0], ONE, PROMPT, Mode.COLOCATED),
+    # It takes 0.01 / (1 - 0.8) = 0.05 s a token: 0.073 + 0.6^4 - 0.5^4 = 0.140 against 0.095.
+    Row("not where it is held up already", IDLE[0], replace(ONE, reading=0.8), PROMPT,
         Mode.DISAGGREGATED),
-    # The same, but 1.3 s wait there: 1.22 shares become 1.66, against 1.25.
-    Row("not at the price of a queue", busy(1_300), WorkerView("d", 4, writing=4), PROMPT,
+    # 10 tokens hold nobody up for long: 0.101^4 - 0.1^4 against 0.06^4.
+    Row("a short prompt stays", IDLE[0], ONE, RequestFacts(10), Mode.COLOCATED),
+    Row("so does one that is cached", IDLE[0], FOUR, replace(PROMPT, cached_tokens={"d": 990}),
         Mode.COLOCATED),
-    # 0.6 s: 0.87 against 1.25.
-    Row("a short queue is worth it", busy(600), WorkerView("d", 4, writing=4), PROMPT,
-        Mode.DISAGGREGATED),
-    # 10 tokens hold nobody up for long: 0.1 + ... against the hand-over.
-    Row("a short prompt stays", IDLE[0], WorkerView("d", 1, writing=1), RequestFacts(10),
-        Mode.COLOCATED),
-    Row("so does one that is cached", IDLE[0], WorkerView("d", 4, writing=4),
-        replace(PROMPT, cached_tokens={"d": 990}), Mode.COLOCATED),
     # 100 of 1,000 are left there: 0.1 s, and then the hand-over.
     Row("and one that is cached elsewhere goes there", *IDLE,
         replace(PROMPT, cached_tokens={"p": 900}), Mode.DISAGGREGATED),
-    # A cache without room: 1,101 tokens are lacking, given back at 2,000 in 100 * 0.04 s.
+    # A cache without room: 1,100 tokens are lacking, given back at 2,000 in 100 * 0.04 s: 2.2 s.
+    # 1.68 shares are 3.72, and the harm, against 1.67 and 3.68.
     Row("a full cache makes both wait", IDLE[0],
-        WorkerView("d", 4, writing=4, context_tokens=2_000, capacity_tokens=2_000), PROMPT,
-        Mode.DISAGGREGATED),
+        replace(FOUR, context_tokens=2_000, capacity_tokens=2_000), PROMPT, Mode.DISAGGREGATED),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_cheaper_route_is_taken(row: Row) -> None:
     assert plan(row.prefill, row.decode, row.facts).mode is row.mode
+
+
+def test_whoever_sends_much_may_wait_longer() -> None:
+    """1.74 s elsewhere: 0.87^4 = 0.57 of 2 s against 0.26 colocated, but of 3 s 0.58^4 = 0.11
+    against (1.16 / 3)^4 + 0.148 = 0.17."""
+    assert plan(busy(600), FOUR).mode is Mode.COLOCATED
+    patient = replace(AUTO, ttft_target_token_s=1e-3)
+    assert plan(busy(600), FOUR, policy=patient).mode is Mode.DISAGGREGATED
+
+
+@pytest.mark.parametrize(
+    ("first", "taken"),
+    [
+        # 0.3^4 + (0.3^4 - 0.2^4) = 0.015 against 0.3^4 + 2 * (0.3^4 - 0.2^4) = 0.021.
+        pytest.param(replace(ONE, reading=0.5), "d", id="reads half of its time"),
+        # 0.6^4 + (0.6^4 - 0.5^4) = 0.20.
+        pytest.param(replace(ONE, reading=0.8), "e", id="hardly does anything else"),
+        # 1 s in 100 tokens of 0.01 s: no more than half of its time.
+        pytest.param(replace(ONE, outstanding_tokens=1_000), "d", id="has something to read"),
+        # 0.01 + 8 s / 100 tokens: a whole target, and the other answer's.
+        pytest.param(replace(ONE, outstanding_tokens=8_000), "e", id="has much to read"),
+    ],
+)
+def test_an_answer_is_written_where_prompts_leave_it_time(first: WorkerView, taken: str) -> None:
+    other = WorkerView("e", 2, writing=2)
+    pairs = {("p", "d"): ("nixl",), ("p", "e"): ("nixl",)}
+    snapshot = Snapshot(IDLE[:1], (first, other), pairs, 0, ESTIMATES)
+    assert choose(snapshot, replace(AUTO, mode=Mode.DISAGGREGATED), PROMPT).decode == taken
 
 
 def test_it_says_why_in_words_and_numbers() -> None:
@@ -111,6 +146,26 @@ def test_what_is_not_learnt_leaves_it_to_the_length(estimates: Estimates) -> Non
     assert given.reason == (
         "auto: set for the model; 1000 uncached prompt tokens >= 512 (estimates not learnt yet)"
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mode", "words"),
+    [
+        (511, Mode.DISAGGREGATED, "511 uncached prompt tokens < 512"),
+        (512, Mode.COLOCATED, "512 uncached prompt tokens >= 512"),
+    ],
+)
+def test_meanwhile_one_in_eight_goes_the_other_way(tokens: int, mode: Mode, words: str) -> None:
+    def given(turn: int, estimates: Estimates) -> Plan:
+        snapshot = Snapshot(IDLE[:1], IDLE[1:], {("p", "d"): ("nixl",)}, turn, estimates)
+        return choose(snapshot, AUTO, RequestFacts(tokens))
+
+    unlearnt = replace(ESTIMATES, pools={})
+    assert [given(turn, unlearnt).mode is mode for turn in range(16)] == [*[False] * 7, True] * 2
+    assert given(7, unlearnt).reason == (
+        f"auto: set for the model; {words}, but this one goes the other way, to learn what it takes"
+    )
+    assert given(7, ESTIMATES).mode is Mode.COLOCATED
 
 
 def test_without_a_pair_the_length_says_whether_it_fell_back() -> None:

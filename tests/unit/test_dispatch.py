@@ -407,7 +407,7 @@ async def test_a_request_stays_in_its_arm_when_it_falls_back() -> None:
 @on_virtual_time
 async def test_auto_does_not_count_what_the_decode_worker_has_cached() -> None:
     text = "x" * 600
-    async with running(*prefills(), *decodes(), mode=Mode.AUTO) as core:
+    async with running(*prefills(), *decodes(), mode=Mode.AUTO, decider="threshold") as core:
         routes = [(await core.ask(text)).route.mode for _ in range(2)]
         assert routes == [DISAGGREGATED, Mode.COLOCATED]
 

@@ -124,7 +124,7 @@ NAMES = ("a", "b", "c")
 async def test_workers_move_as_the_traffic_does_and_no_request_is_lost() -> None:
     workers = [LocalWorker(name, Role.PREFILL, Role.DECODE, sim=READS_FAST) for name in NAMES]
     async with local_fleet(
-        *workers, mode=Mode.AUTO, min_prefill_tokens=512, elastic=ELASTIC
+        *workers, mode=Mode.AUTO, decider="threshold", min_prefill_tokens=512, elastic=ELASTIC
     ) as fleet:
 
         async def ask(prompt_tokens: int, max_tokens: int, until: float) -> None:

@@ -16,7 +16,7 @@ from coordinator.worker import SILENCE_S, SUSPICION_S
 from pdserve.cached_blocks import CacheChange
 from pdserve.config import ModelConfig
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
-from pdserve.types import Load, Mode, Role, WorkerInfo
+from pdserve.types import EngineWork, Load, Mode, Role, WorkerInfo
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate, first_delta
@@ -95,6 +95,24 @@ async def test_a_worker_of_another_model_is_not() -> None:
     async with running(decode(), decode("d2", model="other"), models=models) as core:
         assert ready(core) == ([], ["d"], set())
         assert [view.worker_id for view in core.fleet.snapshot("other").decode] == ["d2"]
+
+
+@on_virtual_time
+async def test_how_much_a_worker_reads_is_in_the_snapshot_and_forgotten() -> None:
+    worker = decode()
+    async with running(worker) as core:
+
+        async def reading(after_s: float, work: EngineWork) -> float:
+            await asyncio.sleep(after_s)
+            worker.report(Load(work=work))
+            await settle()
+            (view,) = core.fleet.snapshot(MODEL).decode
+            return view.reading
+
+        # 10,000 tokens of the 0.1 ms that a GPU is taken to need: 1 s, with a memory of 5 s.
+        read = EngineWork(steps=1, seconds=1.01, prefill_tokens=10_000)
+        assert await reading(60.0, read) == pytest.approx(1 / 5, rel=0.02)
+        assert await reading(5.0, read) == pytest.approx(1 / 5 / 2.718, rel=0.02)
 
 
 @on_virtual_time
