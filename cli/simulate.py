@@ -70,7 +70,7 @@ def trace(  # noqa: PLR0913  (one option each)
     decider: Annotated[DeciderName, typer.Option(help="What auto goes by.")] = DeciderName.ESTIMATE,
     workers: Annotated[int, typer.Option(min=1, help="In all.")] = 8,
     prefill: Annotated[
-        int | None, typer.Option(min=0, help="Of these, read prompts for others; default: 3/8.")
+        int | None, typer.Option(min=0, help="Of these, only read, for others; default: 3/8.")
     ] = None,
     model: Annotated[ModelName, typer.Option(help="What is served.")] = ModelName.LLAMA_8B,
     gpu: Annotated[GpuName, typer.Option(help="What it runs on.")] = GpuName.H100,

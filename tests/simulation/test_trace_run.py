@@ -63,3 +63,6 @@ def test_goodput_counts_what_met_both_targets() -> None:
     assert told.goodput == pytest.approx(1 / seen.duration_s)
     assert told.gpu_hours == pytest.approx(2 * seen.duration_s / 3600)
     assert summary(seen, Targets(ttft_s=1.0, tpot_s=0.001)).good == 0.0
+    # 8,000 tokens take 0.2 s more in their products, and not 0.5 s more in all.
+    assert summary(seen, Targets(0.1, 1.0, ttft_token_s=0.5 / 8000)).good == 1.0
+    assert summary(seen, Targets(0.1, 1.0, ttft_token_s=0.1 / 8000)).good == 0.5
