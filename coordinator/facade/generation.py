@@ -1,11 +1,11 @@
-"""Answers chats and completions over HTTP: the token path, in plain ASGI."""
+"""Answers whatever asks for text over HTTP: the token path, in plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.facade.echo import Echo, echo_of, echoed
-from coordinator.facade.http_errors import error_json, error_response
 from coordinator.facade.http_wire import (
     WhileConnected,
     read_json_body,
@@ -22,7 +21,6 @@ from coordinator.facade.http_wire import (
     text_writer,
 )
 from coordinator.facade.intake import (
-    Answer,
     Gathering,
     Intake,
     begin,
@@ -31,62 +29,20 @@ from coordinator.facade.intake import (
     request_id_from,
     whole,
 )
-from coordinator.facade.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsShape
-from coordinator.facade.openai_answer import Shapes, chat_completion, completion
 from coordinator.facade.openai_schema import (
     MODE,
     SESSION,
-    ChatCompletionRequest,
-    CompletionRequest,
     GenerationBody,
-    parse,
 )
-from coordinator.facade.parsed_sse import ParsedFrames
+from coordinator.facade.operation import Asked, Events, Operation
 from coordinator.facade.ports import TokenStream
 from coordinator.facade.several import Part, Several, parts_of, total
 from coordinator.facade.sse import (
-    CHAT_CHUNK,
-    COMPLETION_CHUNK,
     AnswerIdentity,
-    ChunkShape,
-    Frames,
-    Shown,
-    error_event,
 )
-from coordinator.gateway.keys import Caller
 from coordinator.record import RequestRecord
 from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
-from pdserve.types import ChatPrompt, GenerateSpec, Mode, Route, SamplingParams, Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What sets chats and completions apart."""
-
-    name: str
-    body: type[GenerationBody]
-    id_prefix: str
-    chunk: ChunkShape
-    logprobs: type[LogprobsShape]
-    answer: Callable[[AnswerIdentity, Sequence[Answer], Shapes, Usage], dict[str, Any]]
-
-
-CHAT = Operation(
-    "chat", ChatCompletionRequest, "chatcmpl-", CHAT_CHUNK, ChatLogprobs, chat_completion
-)
-COMPLETION = Operation(
-    "completion", CompletionRequest, "cmpl-", COMPLETION_CHUNK, CompletionLogprobs, completion
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that was understood, whoever of its choices is meant."""
-
-    caller: Caller
-    body: GenerationBody
-    identity: AnswerIdentity
-    record: RequestRecord
+from pdserve.types import GenerateSpec, Mode, Route, SamplingParams, Usage
 
 
 class GenerationResponse(Response):
@@ -114,7 +70,7 @@ class GenerationResponse(Response):
             await self._serve(headers, record, receive, send)
         except Exception as error:
             told = self._intake.failed(record, error)
-            await error_response(told, record.request_id)(scope, receive, send)
+            await self.operation.refusal(told, record.request_id)(scope, receive, send)
         except BaseException as error:
             self._intake.failed(record, error)
             raise
@@ -122,10 +78,10 @@ class GenerationResponse(Response):
     async def _serve(
         self, headers: Headers, record: RequestRecord, receive: Receive, send: Send
     ) -> None:
-        caller = self._intake.authenticate(headers.get("authorization"))
+        caller = self._intake.authenticate(self.operation.authorization(headers))
         record.tenant = caller.tenant
         data = await read_json_body(headers, receive, self._intake.max_body_bytes)
-        body = parse(self.operation.body, data)
+        body = self.operation.read(data)
         record.stream = bool(body.stream)
         defaults = self._intake.model(body.model).defaults
         spec = _spec(body, defaults.sampling, headers, record)
@@ -134,7 +90,7 @@ class GenerationResponse(Response):
             created=int(time.time()),
             model=body.model,
         )
-        asked = _Asked(caller, body, identity, record)
+        asked = Asked(caller, body, identity, record, spec, self._intake.chat_parser(spec))
         prompts, n = body.to_prompts(), body.n or 1
         async with WhileConnected(receive) as connection:
             if len(prompts) == n == 1:
@@ -150,7 +106,7 @@ class GenerationResponse(Response):
             await send(message)
 
     async def _one(
-        self, asked: _Asked, spec: GenerateSpec, send: Send, connection: WhileConnected
+        self, asked: Asked, spec: GenerateSpec, send: Send, connection: WhileConnected
     ) -> list[Message]:
         """Sends all but the last messages, which it returns."""
         record = asked.record
@@ -159,18 +115,17 @@ class GenerationResponse(Response):
             await self._intake.open(spec, asked.caller, record, asked.body.param_names), echo
         )
         try:
-            shape = self._shape(spec)
             if record.stream:
-                frames = self._frames(asked, spec, stream.prompt_token_ids)
-                return await self._stream(stream, frames, record, send, connection)
+                events = self.operation.events(asked, stream.prompt_token_ids, 0)
+                return await self._stream(stream, events, record, send, connection)
             answer = await whole(stream, token_ids=bool(asked.body.return_token_ids))
-            content = self.operation.answer(asked.identity, [answer], [shape], answer.usage)
+            content = self.operation.answer(asked, [answer], answer.usage)
             return _complete(content, stream.route, record)
         finally:
             await stream.aclose()
 
     async def _several(
-        self, asked: _Asked, parts: Sequence[Part], send: Send, connection: WhileConnected
+        self, asked: Asked, parts: Sequence[Part], send: Send, connection: WhileConnected
     ) -> list[Message]:
         """As `_one`."""
         several = Several(self._intake, asked.caller, asked.body.param_names)
@@ -183,12 +138,8 @@ class GenerationResponse(Response):
                 gatherings[index].add(delta)
             shown = several.prompt_token_ids if asked.body.return_token_ids else {}
             answers = [one.answer(shown.get(index)) for index, one in enumerate(gatherings)]
-            content = self.operation.answer(
-                asked.identity,
-                answers,
-                [self._shape(part.spec) for part in parts],
-                total(parts, [answer.usage for answer in answers]),
-            )
+            usage = total(parts, [answer.usage for answer in answers])
+            content = self.operation.answer(asked, answers, usage)
             return _complete(content, several.route, asked.record)
         finally:
             await several.aclose()
@@ -200,36 +151,9 @@ class GenerationResponse(Response):
         # As in vLLM: whoever asks for the tokens gets no text of the prompt.
         return replace(echo, text="") if body.return_token_ids else echo
 
-    def _shape(self, spec: GenerateSpec) -> LogprobsShape | None:
-        """How the log probabilities of one choice are shown, where they are."""
-        prompt = spec.prompt
-        hides = isinstance(prompt, ChatPrompt) and not prompt.include_reasoning
-        if spec.sampling.logprobs is None or (hides and self._intake.chat_parser(spec)):
-            return None
-        return self.operation.logprobs(spec.sampling.logprobs)
-
-    def _frames(
-        self,
-        asked: _Asked,
-        spec: GenerateSpec,
-        prompt_token_ids: Sequence[int],
-        index: int = 0,
-    ) -> Frames:
-        body = asked.body
-        parser = self._intake.chat_parser(spec)
-        shown = Shown(
-            body.include_usage,
-            body.continuous_usage,
-            bool(body.return_token_ids),
-            parser is not None and parser.parses_reasoning,
-            self._shape(spec),
-        )
-        kind = Frames if parser is None else ParsedFrames
-        return kind(asked.identity, self.operation.chunk, shown, prompt_token_ids, index)
-
     async def _stream_several(
         self,
-        asked: _Asked,
+        asked: Asked,
         several: Several,
         parts: Sequence[Part],
         send: Send,
@@ -237,36 +161,36 @@ class GenerationResponse(Response):
     ) -> list[Message]:
         record = asked.record
         await send(_start(_EVENTS, several.route, record, *_UNBUFFERED))
-        frames: dict[int, Frames] = {}
+        events: dict[int, Events] = {}
         usages: dict[int, Usage] = {}
         try:
             async for index, delta in several:
-                if index not in frames:
+                if index not in events:
                     prompt = several.prompt_token_ids[index]
-                    frames[index] = self._frames(asked, parts[index].spec, prompt, index)
-                    if opening := frames[index].opening:
+                    events[index] = self.operation.events(asked, prompt, index)
+                    if opening := events[index].opening:
                         await send(_body(opening, more=True))
                 if delta.finish_reason is None:
-                    event = frames[index].piece(delta)
+                    event = events[index].piece(delta)
                 else:
                     assert delta.usage is not None
                     usages[index] = delta.usage
-                    event = frames[index].last(delta)
+                    event = events[index].last(delta)
                 if event:
                     await send(_body(event, more=True))
             used = total(parts, [usages[index] for index in range(len(parts))])
-            return [_body(frames[0].end(used))]
+            return [_body(events[0].end(used))]
         except asyncio.CancelledError:
             if connection.client_left:
                 raise
-            return [self._broken(record, stopping())]
+            return [self._broken(next(iter(events.values())), record, stopping())]
         except Exception as error:
-            return [self._broken(record, error)]
+            return [self._broken(next(iter(events.values())), record, error)]
 
     async def _stream(
         self,
         stream: TokenStream,
-        frames: Frames,
+        events: Events,
         record: RequestRecord,
         send: Send,
         connection: WhileConnected,
@@ -274,26 +198,27 @@ class GenerationResponse(Response):
         """Sends all but the last message, which it returns."""
         await send(_start(_EVENTS, stream.route, record, *_UNBUFFERED))
         try:
-            if frames.opening:
-                await send(_body(frames.opening, more=True))
-            write = text_writer(send, frames.before, frames.after) if frames.is_plain else None
+            if opening := events.opening:
+                await send(_body(opening, more=True))
+            write = text_writer(send, events.before, events.after) if events.is_plain else None
             if write is not None:
                 stream.forward(write)
             async for delta in stream:
                 if delta.finish_reason is not None:
-                    return [_body(frames.closing(delta))]
-                if event := frames.piece(delta):
+                    assert delta.usage is not None
+                    return [_body(events.last(delta) + events.end(delta.usage))]
+                if event := events.piece(delta):
                     await send(_body(event, more=True))
             raise ended_early()
         except asyncio.CancelledError:
             if connection.client_left:
                 raise
-            return [self._broken(record, stopping())]
+            return [self._broken(events, record, stopping())]
         except Exception as error:
-            return [self._broken(record, error)]
+            return [self._broken(events, record, error)]
 
-    def _broken(self, record: RequestRecord, error: Exception) -> Message:
-        return _body(error_event(error_json(self._intake.failed(record, error))))
+    def _broken(self, events: Events, record: RequestRecord, error: Exception) -> Message:
+        return _body(events.broken(self._intake.failed(record, error)))
 
 
 _EVENTS = b"text/event-stream; charset=utf-8"

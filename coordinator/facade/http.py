@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pdserve
-from coordinator.facade.generation import CHAT, COMPLETION, GenerationResponse
+from coordinator.facade.generation import GenerationResponse
 from coordinator.facade.http_errors import (
     error_response,
     json_response,
@@ -20,9 +20,13 @@ from coordinator.facade.http_errors import (
     request_id_of,
 )
 from coordinator.facade.intake import Intake, told_error
+from coordinator.facade.messages_answer import Messages, MessagesError
+from coordinator.facade.openai_operations import CHAT, COMPLETION
 from coordinator.facade.openapi import add_document, request_body
+from coordinator.facade.operation import Operation
 from coordinator.facade.ops import add_ops
 from coordinator.facade.ports import Dispatch, EndObserver, Ops
+from coordinator.facade.responses_answer import Responses
 from coordinator.facade.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -63,9 +67,14 @@ class _Application(FastAPI):
 def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops: Ops) -> FastAPI:
     """One application over one dispatcher; it has no life of its own to start or stop."""
     intake = Intake(dispatcher, gateway, observer)
+    operations: dict[str, Operation] = {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": COMPLETION,
+        "/v1/responses": Responses(),
+        "/v1/messages": Messages(),
+    }
     generation = {
-        "/v1/chat/completions": GenerationResponse(intake, CHAT),
-        "/v1/completions": GenerationResponse(intake, COMPLETION),
+        path: GenerationResponse(intake, operation) for path, operation in operations.items()
     }
     app = _Application(
         generation,
@@ -83,7 +92,9 @@ def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops
     add_tokenization(app, intake)
     add_ops(app, intake, ops)
     _add_error_handlers(app)
-    add_document(app, CHAT.body, COMPLETION.body, TokenizeRequest, DetokenizeRequest)
+    documents = [operation.document for operation in operations.values()]
+    own_errors = {"/v1/messages": MessagesError}
+    add_document(app, *documents, TokenizeRequest, DetokenizeRequest, errors=own_errors)
     return app
 
 
@@ -94,7 +105,7 @@ def _task(path: str) -> str:
 
 
 def _add_generation(app: FastAPI, path: str, response: GenerationResponse) -> None:
-    @app.post(path, summary=path, openapi_extra=request_body(response.operation.body))
+    @app.post(path, summary=path, openapi_extra=request_body(response.operation.document))
     async def generate() -> Response:
         return response
 

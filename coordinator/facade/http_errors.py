@@ -43,14 +43,17 @@ def error_response(
     *,
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
 ) -> Response:
-    """`status` overrules that of the table, for what HTTP tells apart and the table does not."""
+    """`status` overrules that of the table, for what HTTP tells apart and the table does not;
+    `body` is OpenAI's where none is given."""
     out = {REQUEST_ID: request_id, **(headers or {})}
     if error.reason is ErrorReason.UNAUTHENTICATED:
         out["www-authenticate"] = "Bearer"
     if error.reason.value.retryable and error.retry_after_s is not None:
         out["retry-after"] = str(math.ceil(error.retry_after_s))
-    return json_response(error_json(error), out, status=status or error.reason.value.http)
+    content = error_json(error) if body is None else body
+    return json_response(content, out, status=status or error.reason.value.http)
 
 
 def json_response(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,15 +36,21 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorDetail
 
 
-def add_document(app: FastAPI, *bodies: type[msgspec.Struct]) -> None:
-    """Serves the document of all routes that `app` has by now, with the schemas of `bodies`."""
+def add_document(
+    app: FastAPI, *bodies: type[msgspec.Struct], errors: Mapping[str, type[msgspec.Struct]]
+) -> None:
+    """Serves the document of all routes that `app` has by now, with the schemas of `bodies`.
+
+    `errors` are those of paths whose errors have a shape of their own.
+    """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    kinds = (*bodies, ErrorAnswer)
-    (*_, error), document["components"]["schemas"] = msgspec.json.schema_components(
+    kinds = (*bodies, *errors.values(), ErrorAnswer)
+    _, document["components"]["schemas"] = msgspec.json.schema_components(
         kinds, ref_template=_REFERENCE
     )
-    failure = {"description": "Error", "content": {"application/json": {"schema": error}}}
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        schema = {"$ref": _REFERENCE.format(name=errors.get(path, ErrorAnswer).__name__)}
+        failure = {"description": "Error", "content": {"application/json": {"schema": schema}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)  # FastAPI's own shape, which is never used
             operation["responses"]["default"] = failure

@@ -24,6 +24,13 @@ class ParsedDelta(Delta):
     so_far: SoFar = field(kw_only=True)
 
 
+def brought(delta: Delta) -> MessageDelta:
+    """What a piece of an answer brings, whether it was taken apart or not."""
+    if isinstance(delta, ParsedDelta):
+        return delta.delta or MessageDelta()
+    return MessageDelta(content=delta.text)
+
+
 class SoFar:
     """What was answered until now."""
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import orjson
 
+from coordinator.facade.http_errors import error_json
 from coordinator.facade.logprobs import LogprobsShape
+from pdserve.errors import PdserveError
 from pdserve.types import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -60,7 +62,7 @@ class Shown:
 
 
 class Frames:
-    """The events of one stream: `opening`, one for each delta, `closing` for the last.
+    """The events of one choice, as OpenAI's chunks: see `Events` in `facade.operation`.
 
     Of a plain stream an event is its text as JSON between `before` and `after`.
     """
@@ -115,11 +117,6 @@ class Frames:
         self._completion_tokens += len(delta.token_ids)
         return self._choice(delta, _NULL) if delta.text or self._has_more(delta) else b""
 
-    def closing(self, delta: Delta) -> bytes:
-        """The last delta, and the end of the stream."""
-        assert delta.usage is not None
-        return self.last(delta) + self.end(delta.usage)
-
     def last(self, delta: Delta) -> bytes:
         """The last delta, with its finish reason."""
         assert delta.finish_reason is not None
@@ -133,6 +130,10 @@ class Frames:
         if not self._shown.include_usage:
             return DONE
         return self._prefix + b'],"usage":' + orjson.dumps(usage_json(usage)) + b"}\n\n" + DONE
+
+    def broken(self, error: PdserveError) -> bytes:
+        """No [DONE] follows, so that no client takes it for an end."""
+        return b"data: " + orjson.dumps(error_json(error)) + b"\n\n"
 
     def _choice(self, delta: Delta, finish: bytes) -> bytes:
         logprobs = _NULL
@@ -162,11 +163,6 @@ class Frames:
             )
             return b',"usage":' + orjson.dumps(_counts_json(usage))
         return b',"usage":null' if self._shown.include_usage else b""
-
-
-def error_event(body: dict[str, Any]) -> bytes:
-    """A failure after the first token. No [DONE] follows, so that no client takes it for an end."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -178,8 +180,16 @@ def _template(prompt: ChatPrompt, check: _Checker) -> None:
     if prompt.template_kwargs:
         reserved = sorted(RESERVED_KWARGS & prompt.template_kwargs.keys())
         check("template_kwargs", not reserved, f"without {', '.join(reserved)}")
-        size = len(msgspec.json.encode(prompt.template_kwargs))
+        size = _json_bytes(prompt.template_kwargs)
         check("template_kwargs", size <= MAX_TEMPLATE_BYTES, f"at most {MAX_TEMPLATE_BYTES} bytes")
+
+
+def _json_bytes(values: Mapping[str, Any]) -> float:
+    """Infinite for what is nested too deeply."""
+    try:
+        return len(msgspec.json.encode(values))
+    except RecursionError:
+        return math.inf
 
 
 def _truncation(truncation: Truncation, limits: Limits, check: _Checker) -> None:

@@ -18,10 +18,16 @@ from pdserve.types import ChatPrompt, TextPrompt, TokenPrompt
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
 from tests.conformance.cases import Case
+from tests.conformance.named import NAMED
 from tests.conformance.seen import Seen, calls_of, of_chosen
 from tests.support.fleet import MODES
 
-PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "response": "/v1/responses",
+    "message": "/v1/messages",
+}
 _SIDES = {
     None: pb.TRUNCATION_SIDE_UNSPECIFIED,
     "left": pb.TRUNCATION_SIDE_LEFT,
@@ -39,7 +45,8 @@ def over_http(client: httpx.Client, model: str, case: Case, mode: str, *, stream
     body = {"model": model, **case.body}
     if stream:
         body |= {"stream": True}
-        body.setdefault("stream_options", {"include_usage": True})
+        if case.kind in ("chat", "completion"):
+            body.setdefault("stream_options", {"include_usage": True})
     else:
         body.pop("stream_options", None)
     headers = {}
@@ -55,6 +62,8 @@ def over_http(client: httpx.Client, model: str, case: Case, mode: str, *, stream
         response.headers.get("x-pdserve-mode", ""),
         response.headers.get("x-pdserve-reason", ""),
     )
+    if case.kind in NAMED:
+        return NAMED[case.kind](response, took)
     if not stream:
         answer = response.json()
         (choice,) = answer["choices"]

@@ -45,18 +45,18 @@ class Case:
     surface has it in streams, `grpc` whether that of gRPC has it."""
 
     name: str
-    kind: Literal["chat", "completion"] = "completion"
+    kind: Literal["chat", "completion", "response", "message"] = "completion"
     fields: dict[str, Any] = field(default_factory=dict)
     streamed: bool = True
     grpc: bool = True
 
     @property
     def body(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
-        if self.kind == "chat":
-            asked["messages"] = [{"role": "user", "content": f"Repeat this text:\n\n{PROMPT}"}]
-        else:
-            asked["prompt"] = PROMPT
+        turns = [{"role": "user", "content": f"Repeat this text:\n\n{PROMPT}"}]
+        limit = "max_output_tokens" if self.kind == "response" else "max_tokens"
+        prompts = {"completion": ("prompt", PROMPT), "response": ("input", turns)}
+        field, prompt = prompts.get(self.kind, ("messages", turns))
+        asked: dict[str, Any] = {limit: 8, "temperature": 0, field: prompt}
         asked |= self.fields
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -154,6 +154,13 @@ CASES = (
     ),
     Case("include_reasoning", "chat", {"include_reasoning": False, "logprobs": True}),
     Case("reasoning_effort", "chat", {"reasoning_effort": "low"}),
+    Case("input (text)", "response", {"input": f"Repeat this text:\n\n{PROMPT}"}, grpc=False),
+    Case("input, instructions", "response", {"instructions": "Be brief."}, grpc=False),
+    Case("max_output_tokens", "response", {"max_output_tokens": 3}, grpc=False),
+    Case("messages", "message", grpc=False),
+    Case("system", "message", {"system": "Be brief."}, grpc=False),
+    Case("max_tokens", "message", {"max_tokens": 3}, grpc=False),
+    Case("stop_sequences", "message", {"stop_sequences": ["e"]}, grpc=False),
     Case(
         "stream_options",
         fields={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},

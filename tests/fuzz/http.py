@@ -28,6 +28,11 @@ _SOUND = {
     "messages": st.lists(_TURNS, min_size=1, max_size=3),
     "prompt": st.text(min_size=1, max_size=20) | st.lists(st.integers(0, 257), min_size=1),
     "tokens": st.lists(st.integers(0, 257)),
+    "input": st.text(min_size=1, max_size=20),
+    "instructions": st.text(max_size=20),
+    "system": st.text(max_size=20),
+    "max_output_tokens": SOUND["max_tokens"],
+    "stop_sequences": SOUND["stop"],
     "n": st.integers(1, 4),
     "stream": st.booleans(),
     "ignore_eos": st.booleans(),
@@ -61,7 +66,7 @@ def _asking(system: System, session: requests.Session, name: str, operation: Any
         note(str(request))
         with system.tally.timed():
             response = session.request(**request, timeout=TIMEOUT_S)
-        system.tally.answers[name, _checked(response)] += 1
+        system.tally.answers[name, _checked(name, response)] += 1
 
     return ask
 
@@ -79,8 +84,26 @@ def _mend(body: dict[str, Any], data: Any) -> None:
                     body[field] = data.draw(_SOUND[field])
 
 
-def _checked(response: Any) -> str:
+_ANTHROPIC = {
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 503,
+    "timeout_error": 504,
+}
+_ENDS = {
+    *("response.completed", "response.incomplete", "response.failed"),
+    *("message_stop", "error"),
+}
+
+
+def _checked(name: str, response: Any) -> str:
     """The status, of an answer that is as documented."""
+    if name.endswith("/v1/messages") and response.status_code != 200:
+        return f"{response.status_code} {_anthropic(response.json(), response.status_code)}"
     assert response.headers["x-request-id"]
     if response.status_code != 200:
         assert response.headers["content-type"] == "application/json"
@@ -107,10 +130,24 @@ def _reason(body: Any) -> ErrorReason:
     return reason
 
 
+def _anthropic(body: Any, status: int) -> str:
+    assert set(body) == {"type", "error", "request_id"}
+    assert set(body["error"]) == {"type", "message"}
+    kind: str = body["error"]["type"]
+    assert body["type"] == "error"
+    assert status == _ANTHROPIC.get(kind, 400)
+    assert status < 500 or kind == "overloaded_error", body
+    return kind
+
+
 def _end(text: str) -> str:
     """How a stream of events ended."""
     *events, last, nothing = text.split("\n\n")
     assert nothing == ""
+    if last.startswith("event: "):
+        names = [event.split("\n")[0].removeprefix("event: ") for event in (*events, last)]
+        assert [name in _ENDS for name in names] == [False] * len(events) + [True]
+        return names[-1]
     for event in events:
         assert "choices" in json.loads(event.removeprefix("data: "))
     if last == "data: [DONE]":

@@ -11,8 +11,8 @@ from coordinator.facade.sse import (
     AnswerIdentity,
     Frames,
     Shown,
-    error_event,
 )
+from pdserve.errors import ErrorReason, PdserveError
 from pdserve.sampling import TokenLogprob
 from pdserve.types import Delta, FinishReason, Usage
 
@@ -28,6 +28,11 @@ def last(text: str, reason: FinishReason, usage: Usage) -> Delta:
     return Delta(text, finish_reason=reason, usage=usage)
 
 
+def closing(frames: Frames, delta: Delta) -> bytes:
+    assert delta.usage is not None
+    return frames.last(delta) + frames.end(delta.usage)
+
+
 def test_chat_without_usage() -> None:
     frames = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT)
     assert frames.opening == (
@@ -39,7 +44,7 @@ def test_chat_without_usage() -> None:
         + '[{"index":0,"delta":{"content":"a\\"\\n🙂"},'
         '"logprobs":null,"finish_reason":null}]}\n\n'.encode()
     )
-    assert frames.closing(last("end", FinishReason.LENGTH, Usage(7, 2, 3))) == (
+    assert closing(frames, last("end", FinishReason.LENGTH, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":"end"},'
         b'"logprobs":null,"finish_reason":"length","stop_reason":null}]}\n\n' + DONE
     )
@@ -49,7 +54,7 @@ def test_chat_with_usage() -> None:
     frames = Frames(IDENTITY, CHAT_CHUNK, Shown(include_usage=True), PROMPT)
     assert frames.opening.endswith(b'"finish_reason":null}],"usage":null}\n\n')
     assert frames.delta("a").endswith(b'"finish_reason":null}],"usage":null}\n\n')
-    assert frames.closing(last("", FinishReason.STOP, Usage(7, 2, 3))) == (
+    assert closing(frames, last("", FinishReason.STOP, Usage(7, 2, 3))) == (
         CHAT_HEAD + b'[{"index":0,"delta":{"content":""},'
         b'"logprobs":null,"finish_reason":"stop","stop_reason":null}],"usage":null}\n\n'
         + CHAT_HEAD
@@ -64,7 +69,7 @@ def test_completion() -> None:
     assert frames.delta("a") == (
         TEXT_HEAD + b'[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
-    assert frames.closing(last("b", FinishReason.STOP, Usage(1, 1))) == (
+    assert closing(frames, last("b", FinishReason.STOP, Usage(1, 1))) == (
         TEXT_HEAD
         + b'[{"index":0,"text":"b","logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\n'
         + DONE
@@ -79,8 +84,12 @@ def test_no_text_can_break_out_of_its_event(text: str) -> None:
     assert b"\r" not in event
 
 
-def test_error_event() -> None:
-    assert error_event({"error": {"message": "x\ny"}}) == b'data: {"error":{"message":"x\\ny"}}\n\n'
+def test_a_stream_that_breaks_has_no_other_end() -> None:
+    frames = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT)
+    assert frames.broken(PdserveError(ErrorReason.DECODE_FAILED, "x\ny")) == (
+        b'data: {"error":{"message":"x\\ny","type":"server_error","param":null,'
+        b'"code":"decode_failed"}}\n\n'
+    )
 
 
 def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
@@ -97,7 +106,7 @@ def test_with_logprobs_a_piece_shows_those_of_its_tokens() -> None:
         + b',"finish_reason":null}]}\n\n'
     )
     end = Delta(" ab", [6], FinishReason.STOP, Usage(1, 2), logprobs=[b])
-    assert frames.closing(end) == (
+    assert closing(frames, end) == (
         TEXT_HEAD
         + b'[{"index":0,"text":" ab"'
         + shown % (b"2", b"-1.0", b'"b"', b'{"b":-1.0}')
@@ -113,7 +122,9 @@ def test_usage_so_far_is_told_with_each_event_where_asked_for() -> None:
     assert frames.opening.endswith(so_far % (0, 7))
     assert frames.piece(Delta("", [5])) == b""
     assert frames.piece(Delta("a", [6])).endswith(so_far % (2, 9))
-    last_choice, *_ = frames.closing(last("b", FinishReason.STOP, Usage(7, 3))).split(b"data: ")[1:]
+    last_choice, *_ = closing(frames, last("b", FinishReason.STOP, Usage(7, 3))).split(b"data: ")[
+        1:
+    ]
     assert last_choice.endswith(so_far % (3, 10))
 
 
@@ -121,7 +132,7 @@ def test_the_last_event_tells_what_stopped_the_answer() -> None:
     frames = Frames(IDENTITY, CHAT_CHUNK, Shown(), PROMPT)
     for met, shown in (("EN\n", b'"EN\\n"'), (7, b"7")):
         delta = Delta("", finish_reason=FinishReason.STOP, usage=Usage(1, 1), stop_reason=met)
-        assert b'"finish_reason":"stop","stop_reason":' + shown in frames.closing(delta)
+        assert b'"finish_reason":"stop","stop_reason":' + shown in closing(frames, delta)
 
 
 def test_a_piece_of_nothing_is_no_event() -> None:

@@ -31,6 +31,13 @@ def with_tools(tool: Tool, count: int) -> ChatPrompt:
     return ChatPrompt(HI, tools=(tool,) * count)
 
 
+def nested(depth: int) -> Any:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 GOOD: list[dict[str, Any]] = [
     {"max_tokens": 1},
     {"max_tokens": 1000},
@@ -143,6 +150,7 @@ def test_beyond_the_edges(param: str, sampling: dict[str, Any]) -> None:
         ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"chat_template": "x"})}),
         ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"eos_token": "x"})}),
         ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"a": "x" * 65536})}),
+        ("template_kwargs", {"prompt": ChatPrompt(HI, template_kwargs={"a": nested(5000)})}),
         ("truncate_prompt_tokens", {"truncation": Truncation(0)}),
         ("truncate_prompt_tokens", {"truncation": Truncation(-2)}),
         ("truncate_prompt_tokens", {"truncation": Truncation(1001)}),
