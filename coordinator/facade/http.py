@@ -22,7 +22,7 @@ from coordinator.facade.http_errors import (
 from coordinator.facade.intake import Intake, told_error
 from coordinator.facade.messages_answer import Messages, MessagesError
 from coordinator.facade.openai_operations import CHAT, COMPLETION
-from coordinator.facade.openapi import add_document, request_body
+from coordinator.facade.openapi import add_document, request_body, steering_headers
 from coordinator.facade.operation import Operation
 from coordinator.facade.ops import add_ops
 from coordinator.facade.ports import Dispatch, EndObserver, Ops
@@ -105,7 +105,11 @@ def _task(path: str) -> str:
 
 
 def _add_generation(app: FastAPI, path: str, response: GenerationResponse) -> None:
-    @app.post(path, summary=path, openapi_extra=request_body(response.operation.document))
+    @app.post(
+        path,
+        summary=path,
+        openapi_extra=request_body(response.operation.document) | steering_headers(),
+    )
     async def generate() -> Response:
         return response
 

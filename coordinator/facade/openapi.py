@@ -11,8 +11,25 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from coordinator.facade.http_errors import json_response, request_id_header
+from coordinator.facade.openai_schema import MODE, SESSION
+from coordinator.facade.validate import MAX_LABEL_CHARS
+from pdserve.types import Mode
 
 _REFERENCE = "#/components/schemas/{name}"
+
+
+def steering_headers() -> dict[str, Any]:
+    """The part of an operation that says by which headers a request is steered."""
+    schemas = {
+        MODE: {"type": "string", "enum": [mode.value for mode in Mode]},
+        SESSION: {"type": "string", "maxLength": MAX_LABEL_CHARS},
+    }
+    return {
+        "parameters": [
+            {"name": name, "in": "header", "required": False, "schema": schema}
+            for name, schema in schemas.items()
+        ]
+    }
 
 
 def request_body(body: type[msgspec.Struct]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tests.fuzz.values import SOUND
 from tests.support.sim_fleet import MODEL
 
 _BY_LABEL = {reason.label: reason for reason in ErrorReason}
+_GENERATING = ("POST /v1/chat/completions", "POST /v1/completions")
 _TURNS = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=20)}
 )
@@ -34,7 +35,6 @@ _SOUND = {
     "max_output_tokens": SOUND["max_tokens"],
     "stop_sequences": SOUND["stop"],
     "n": st.integers(1, 4),
-    "stream": st.booleans(),
     "ignore_eos": st.booleans(),
     "echo": st.booleans(),
 }
@@ -63,6 +63,8 @@ def _asking(system: System, session: requests.Session, name: str, operation: Any
         request = case.as_transport_kwargs(base_url=f"http://{system.http}")
         if isinstance(body := request.get("json"), dict):
             _mend(body, data)
+            if name in _GENERATING and data.draw(st.booleans()):
+                body["stream"] = True
         note(str(request))
         with system.tally.timed():
             response = session.request(**request, timeout=TIMEOUT_S)

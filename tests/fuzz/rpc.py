@@ -15,7 +15,7 @@ from pdserve.channel import SIZE_OPTIONS
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import error_info
 from pdserve.v1 import inference_pb2
-from pdserve.v1.generation_pb2 import SamplingParams
+from pdserve.v1.generation_pb2 import Mode, SamplingParams
 from tests.fuzz.system import OVERLOAD, TIMEOUT_S, System
 from tests.fuzz.values import SOUND
 from tests.support.sim_fleet import MODEL
@@ -111,8 +111,10 @@ def _sound(message: Any) -> st.SearchStrategy[Any]:
 
     def mend(drawn: dict[str, Any] | None) -> Any:
         if drawn is not None:
+            mode = abs(request.options.mode) % len(Mode.values())
             request.Clear()
             request.model = MODEL
+            request.options.mode = mode
             request.sampling.MergeFrom(sampling(**drawn))
             if isinstance(request, inference_pb2.ChatRequest):
                 request.messages.add(role="user", content="Hi")
