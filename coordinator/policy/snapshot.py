@@ -73,7 +73,7 @@ class ModelPolicy:
     arms: tuple[ArmPolicy, ...] = ()
     prefill_balance: str = "prefix-aware"
     decode_balance: str = "prefix-aware"
-    decider: Literal["threshold", "estimate"] = "estimate"
+    decider: Literal["threshold", "estimate"] = "threshold"
     ttft_target_s: float = 2.0
     ttft_target_token_s: float = 0.0
     itl_target_s: float = 0.1
