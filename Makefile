@@ -22,9 +22,8 @@ serve: ## a whole system on this machine, until Ctrl-C; ARGS="--mode auto" go to
 check: install ## lint, types, import law, wire contract, generated files, manifests
 	@scripts/check
 
-test: check test-fast ## make check, every test, 300 simulated runs of faults
-	@$(bin)/pdserve simulate faults --seeds 300
-	@exec $(bin)/python -m pytest -m vllm $(ARGS)
+test: install ## make check, every test, 300 simulated runs of faults
+	@scripts/test $(ARGS)
 
 test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go to pytest
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)

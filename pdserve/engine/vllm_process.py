@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -125,10 +126,14 @@ class EngineProcess:
             from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            args = engine_args(self._config, self._epoch, cache_events)
             if current_platform.is_cpu():
                 check_cpu(self._config)
                 set_cpu_environment()
-            args = engine_args(self._config, self._epoch, cache_events)
+                if self._config.tensor_parallel == 1:
+                    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+                    args.setdefault("distributed_executor_backend", UniProcExecutor)
             if isinstance(transfer := args.get("kv_transfer_config"), dict):
                 args["kv_transfer_config"] = KVTransferConfig(**transfer)
             if isinstance(events := args["kv_events_config"], dict):
@@ -141,12 +146,13 @@ class EngineProcess:
                 if self._given_up:
                     raise ConfigError("the start was given up")
                 self._spawning = True
-            return _without_finalizer(AsyncLLM).from_vllm_config(
-                vllm_config,
-                stat_loggers=[stat_logger_factory(self._recorder)],
-                # Statistics go to our own logger; vLLM's gauges cost a step more than they tell.
-                disable_log_stats=True,
-            )
+            with _cores_given(vllm_config):
+                return _without_finalizer(AsyncLLM).from_vllm_config(
+                    vllm_config,
+                    stat_loggers=[stat_logger_factory(self._recorder)],
+                    # Statistics go to our own logger; vLLM's gauges cost more than they tell.
+                    disable_log_stats=True,
+                )
         except ConfigError:
             raise
         except Exception as error:
@@ -166,6 +172,22 @@ def _reason(error: Exception) -> str:
         # pydantic's own text goes on about input values and documentation.
         return " ".join(error.errors()[0]["msg"].split())
     return one_line(error)
+
+
+@contextlib.contextmanager
+def _cores_given(vllm_config: Any) -> Iterator[None]:
+    """Has a core process that computes itself use the cores that were asked for.
+
+    On CPU machines vLLM tells OpenMP so where it starts a process for each rank, and takes its
+    own executor without such a process ("uni") for one that has them for want of that.
+    """
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    if vllm_config.parallel_config.distributed_executor_backend == "mp":
+        yield
+    else:
+        with OMPProcessManager(vllm_config).configure_omp_envs(rank=0, local_rank=0):
+            yield
 
 
 def _without_finalizer(async_llm: Any) -> Any:

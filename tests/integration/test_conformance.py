@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 from tests.conformance.asking import over_http
-from tests.conformance.cases import CASES
-from tests.conformance.compare import WAYS, Expected, cell, table
+from tests.conformance.cases import CASES, Case
+from tests.conformance.compare import WAYS, Expected, Way, cell, table
 from tests.conformance.seen import Verdict
 from tests.support.fleet import Fleet
 from tests.support.running_system import RunningSystem
@@ -19,19 +20,22 @@ def test_every_way_to_ask_answers_alike() -> None:
         with (
             Fleet(system, system.wait_for("ready")) as nixl,
             second_coordinator(nixl, "grpc") as grpc,
+            ThreadPoolExecutor(8) as pool,
         ):
-            references = {
-                case: Expected(
-                    over_http(nixl.http, nixl.model, case, "colocated", stream=False), None
-                )
-                for case in CASES
-            }
-            cells = {
-                (case, way): cell(
-                    grpc if way.route == "gRPC transport" else nixl, case, way, references[case]
-                )
-                for case, way in product(CASES, WAYS)
-            }
+
+            def reference(case: Case) -> Expected:
+                seen = over_http(nixl.http, nixl.model, case, "colocated", stream=False)
+                return Expected(seen, None)
+
+            references = dict(zip(CASES, pool.map(reference, CASES), strict=True))
+
+            def tried(of: tuple[Case, Way]) -> Verdict:
+                case, way = of
+                asked = grpc if way.route == "gRPC transport" else nixl
+                return cell(asked, case, way, references[case])
+
+            every = list(product(CASES, WAYS))
+            cells = dict(zip(every, pool.map(tried, every), strict=True))
     finally:
         system.stop()
     assert Verdict.DIFFERENT not in cells.values(), table(cells)

@@ -67,9 +67,8 @@ async def ask(fleet: LocalFleet, job: Job) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("name", FLEETS)
-def test_every_request_ends_in_time_and_leaves_nothing(name: str, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(FLEETS)))
+def test_every_request_ends_in_time_and_leaves_nothing(seed: int, name: str) -> None:
     async def main() -> None:
         async with local_fleet(*workers(name)) as fleet:
             number = 150 * sum(Role.DECODE in roles for roles in FLEETS[name].values())

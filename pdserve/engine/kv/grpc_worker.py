@@ -1,4 +1,4 @@
-"""The half of the gRPC connector in `VLLM::Worker`: gives out blocks, and fetches them."""
+"""The gRPC connector's half in the process that computes: gives out blocks, and fetches them."""
 
 from __future__ import annotations
 

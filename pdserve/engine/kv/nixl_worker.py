@@ -1,4 +1,4 @@
-"""The half of the connector in `VLLM::Worker`: reads blocks, verifies the reads, ends leases."""
+"""The half in the process that computes: reads blocks, verifies the reads, ends leases."""
 
 from __future__ import annotations
 
