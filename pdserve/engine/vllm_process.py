@@ -99,6 +99,8 @@ class EngineProcess:
             # First, or it would log as an error that the engine is gone.
             llm.output_handler.cancel()
             await loop.run_in_executor(self._thread, llm.shutdown, _SHUTDOWN_S)
+            # Left to the garbage collector by vLLM 0.32, with two threads of its own.
+            await loop.run_in_executor(self._thread, llm.engine_core.resources.ctx.term)
         _kill(self._children)
         if self._cache is not None:
             await self._cache.close()
