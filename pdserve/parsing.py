@@ -44,6 +44,9 @@ class ChatParser(Protocol):
     @property
     def parses_reasoning(self) -> bool: ...
 
+    def takes_apart(self, prompt: ChatPrompt) -> bool:
+        """Whether an answer to it may be anything else than its text as it comes."""
+
     def read(self, prompt: ChatPrompt, sampling: SamplingParams) -> ChatParsing:
         """Raises RejectedError for tools that cannot be held to."""
 

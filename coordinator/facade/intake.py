@@ -71,7 +71,9 @@ class Intake:
 
     def chat_parser(self, spec: GenerateSpec) -> ChatParser | None:
         """What takes the answer apart; None where it is text alone. Raises as `model`."""
-        return self.model(spec.model).chat_parser if isinstance(spec.prompt, ChatPrompt) else None
+        parser, prompt = self.model(spec.model).chat_parser, spec.prompt
+        takes_apart = parser and isinstance(prompt, ChatPrompt) and parser.takes_apart(prompt)
+        return parser if takes_apart else None
 
     async def open(
         self, spec: GenerateSpec, caller: Caller, record: RequestRecord, names: ParamNames
@@ -96,15 +98,16 @@ class Intake:
                 "this key does not let a request go before others: priority must be at least 0",
                 param=names.get("priority", "priority"),
             )
-        parser = model.chat_parser
+        prompt = spec.prompt
         try:
-            if not isinstance(spec.prompt, ChatPrompt):
+            if not isinstance(prompt, ChatPrompt):
                 return await self._dispatcher.open(spec, caller, record)
-            if parser is None or not parser.parses_tools:
-                _refuse_tools(spec.prompt)
+            if model.chat_parser is None or not model.chat_parser.parses_tools:
+                _refuse_tools(prompt)
+            parser = self.chat_parser(spec)
             if parser is None:
                 return await self._dispatcher.open(spec, caller, record)
-            return await self._open_parsed(parser, spec.prompt, spec, caller, record)
+            return await self._open_parsed(parser, prompt, spec, caller, record)
         except PdserveError as error:
             if error.param is not None:
                 error.param = names.get(error.param, error.param)

@@ -43,6 +43,7 @@ class VllmChatParser:
         # A coordinator's own events are on the other stream.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         try:
+            from vllm.parser.abstract_parser import DelegatingParser
             from vllm.parser.parser_manager import ParserManager
             from vllm.tokenizers import cached_get_tokenizer
         except ImportError as error:
@@ -66,6 +67,17 @@ class VllmChatParser:
             )
         except TypeError as error:
             raise ConfigError(f"model {config.name}: {error}") from None
+        # Where no tool is to be called, vLLM's usual composition of parsers hands text on, unless
+        # one of them is a grammar of the whole answer.
+        self._passes_text = (
+            not self.parses_reasoning
+            and self._kind.__bases__ == (DelegatingParser,)
+            and not self._kind.tool_parser_cls.engine_based_streaming
+        )
+
+    def takes_apart(self, prompt: ChatPrompt) -> bool:
+        asks = prompt.tool_choice is not ToolMode.NONE or not prompt.include_reasoning
+        return asks or not self._passes_text
 
     def read(self, prompt: ChatPrompt, sampling: SamplingParams) -> VllmChatParsing:
         request = _request(prompt, sampling)

@@ -69,12 +69,13 @@ class Seen:
 
 
 class FakeStream:
-    """`closed` is set by the first `aclose`."""
+    """`closed` is set by the first `aclose`; `forwards` tells that text may go the short way."""
 
     def __init__(self, steps: Sequence[Step], route: Route, on_close: Callable[[], None]) -> None:
         self.route = route
         self.prompt_token_ids = tuple(range(3, 10))
         self.closed = asyncio.Event()
+        self.forwards = False
         self.steps = list(steps)
         self._on_close = on_close
 
@@ -83,6 +84,7 @@ class FakeStream:
 
     def forward(self, write: Callable[[str], bool]) -> None:
         """Every delta is iterated over all the same."""
+        self.forwards = True
 
     async def __anext__(self) -> Delta:
         while self.steps:

@@ -39,6 +39,9 @@ class Thinking:
         self.sampling = sampling or SamplingParams()
         self._thinks = True
 
+    def takes_apart(self, prompt: ChatPrompt) -> bool:
+        return True
+
     def read(self, prompt: ChatPrompt, sampling: SamplingParams) -> Thinking:
         return Thinking(sampling)
 

@@ -58,6 +58,7 @@ QWEN: Parsers = ("hermes", "qwen3")
 R1: Parsers = (None, "deepseek_r1")
 JSON: Parsers = ("llama3_json", None)
 XLAM: Parsers = ("xlam", None)
+CODER: Parsers = ("qwen3_coder", None)
 
 CASES: list[tuple[Parsers, dict[str, Any], Recorded]] = [
     (HERMES, {"tools": TOOLS}, Recorded(BOTH)),
@@ -73,6 +74,8 @@ CASES: list[tuple[Parsers, dict[str, Any], Recorded]] = [
     (HERMES, {"tools": TOOLS, "tool_choice": NAMED}, Recorded(WEATHER)),
     (HERMES, {"tools": TOOLS, "tool_choice": NAMED}, Recorded(WEATHER[:30], finish="length")),
     (HERMES, {}, Recorded("Plain text.")),
+    (HERMES, {}, Recorded(BOTH)),
+    (CODER, {}, Recorded(BOTH)),
     (XLAM, {"tools": TOOLS, "tool_choice": "required"}, Recorded(LIST)),
     (XLAM, {"tools": TOOLS, "tool_choice": "required"}, Recorded(LIST, size=7)),
     (XLAM, {"tools": TOOLS, "tool_choice": NAMED}, Recorded('{"city": "Paris"}')),
@@ -169,6 +172,26 @@ async def test_answers_are_those_of_vllms_server(
     assert essence(await events(beside.http, streamed)) == essence(chunks)
     call = beside.grpc.stub.ChatStream(pb.ChatStreamRequest(request=chat_request(body_of(fields))))
     assert joined_messages([message async for message in call]) == joined_chunks(chunks)
+
+
+@pytest.mark.parametrize(
+    ("beside", "fields", "forwards"),
+    [
+        (HERMES, {}, True),
+        (HERMES, {"tools": TOOLS, "tool_choice": "none"}, True),
+        (HERMES, {"tools": TOOLS}, False),
+        (HERMES, {"include_reasoning": False}, False),
+        (QWEN, {}, False),
+        (CODER, {}, False),  # takes markup away, whatever was asked
+    ],
+    indirect=["beside"],
+)
+async def test_what_is_text_alone_is_forwarded_unparsed(
+    beside: Beside, fields: dict[str, Any], forwards: bool
+) -> None:
+    beside.script(Recorded("Plain text."))
+    await events(beside.http, body_of(fields) | {"stream": True})
+    assert beside.http.dispatcher.streams[-1].forwards is forwards
 
 
 async def events(http: HttpFacade, body: dict[str, Any]) -> list[dict[str, Any]]:
