@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance proto proto-accept bench bench-kv bench-modes fuzz soak clean
+.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes fuzz soak clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -38,6 +38,11 @@ fuzz: install ## 6,000 requests that nobody would write, over HTTP and gRPC; ARG
 conformance: install ## holds every parameter on every route against vLLM's own server; rewrites docs/conformance.md
 	@exec $(bin)/python -m tests.conformance docs/conformance.md
 
+sdks: install ## the OpenAI SDK for Node, LangChain and lm-eval on both routes; ARGS="--engine vllm"
+	@scripts/install .sdks requirements/sdks.txt
+	@npm install --prefix .sdks --no-package-lock --no-audit --no-fund --silent openai@7.59.0
+	@exec $(bin)/python -m tests.sdks $(ARGS)
+
 proto: install ## renews pdserve/v1 from protos/ and, where compatible, the baseline
 	@$(bin)/buf breaking --against $(baseline) || { echo "make proto-accept, if that is meant" >&2; exit 1; }
 	@$(MAKE) --no-print-directory proto-accept
@@ -59,5 +64,5 @@ bench-modes: ## the modes of serving under one load, on real workers; rewrites d
 	@exec $(bin)/python -m measure.load --write docs/modes.md
 
 clean: ## removes what the targets above have made
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .sdks build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
