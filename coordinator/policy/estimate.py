@@ -21,6 +21,8 @@ MEMORY_S = 300.0
 REFIT_SHARE = 0.02
 """Part of what is remembered that must be new before it is fitted again."""
 SWEEPS = 200
+SHORTEST_STEP_S = 1e-5
+"""No engine makes a step in less, whatever it reports."""
 PRIOR_S = 0.02
 """Seconds of observation that the prior counts for."""
 LEARNT_TOKENS = 2_000
@@ -194,7 +196,7 @@ class Estimator:
 def _timings(pool: _Pool) -> Timings:
     step_s, token_s, pair_s, sequence_s, context_s = pool.fit.weights
     return Timings(
-        step_s=step_s,
+        step_s=max(step_s, SHORTEST_STEP_S),
         token_s=token_s,
         pair_s=pair_s,
         sequence_s=sequence_s,

@@ -133,9 +133,9 @@ class EngineProcess:
                 check_cpu(self._config)
                 set_cpu_environment()
                 if self._config.tensor_parallel == 1:
-                    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+                    from pdserve.engine.vllm_executor import CoreExecutor
 
-                    args.setdefault("distributed_executor_backend", UniProcExecutor)
+                    args.setdefault("distributed_executor_backend", CoreExecutor)
             if isinstance(transfer := args.get("kv_transfer_config"), dict):
                 args["kv_transfer_config"] = KVTransferConfig(**transfer)
             if isinstance(events := args["kv_events_config"], dict):

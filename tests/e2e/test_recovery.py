@@ -72,7 +72,8 @@ def test_answers_are_those_of_an_undisturbed_run(fleet: Fleet, transport: str) -
         whole = list(pool.map(lambda way: ask(clients, way, threading.Event()), WAYS))
         begun = {way: threading.Event() for way in WAYS}
         asking = [pool.submit(ask, clients, way, begun[way]) for way in WAYS]
-        for event in begun.values():
+        for answer, event in zip(asking, begun.values(), strict=True):
+            answer.add_done_callback(lambda _, event=event: event.set())
             event.wait()
         fleet.system.child("decode-0").kill()
         for way, expected, answer in zip(WAYS, whole, asking, strict=True):

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from coordinator.policy.estimate import Estimator, Timings
+from coordinator.policy.estimate import SHORTEST_STEP_S, Estimator, Timings
 from pdserve.types import EngineWork
 
 CAPACITY = 100_000
@@ -77,6 +77,13 @@ def test_no_weight_is_negative_and_nonsense_is_passed_over() -> None:
         estimator.observe_work("decode", EngineWork(1, 0.1, 1_000), CAPACITY)
     learnt = estimator.estimates.of("decode")
     assert min(learnt.step_s, learnt.token_s, learnt.pair_s, learnt.sequence_s) >= 0
+
+
+def test_an_engine_that_says_its_steps_take_no_time_is_not_believed() -> None:
+    estimator = Estimator()
+    for _ in range(50):
+        estimator.observe_work("prefill", EngineWork(10, 1e-9, 1_000), CAPACITY)
+    assert estimator.estimates.of("prefill").step_s == SHORTEST_STEP_S
 
 
 def test_hand_overs_and_answers() -> None:
