@@ -31,6 +31,8 @@ TOOLS = [
     },
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
+IN_PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+"""What there is to call a tool with is told without a near tie."""
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 CALLED = [
     {"role": "user", "content": "What is the weather like in Rome?"},
@@ -139,13 +141,18 @@ CASES = (
     Case(
         "tool_choice: required",
         "chat",
-        {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60},
+        {"messages": IN_PARIS, "tools": TOOLS, "tool_choice": "required", "max_tokens": 60},
     ),
-    Case("tool_choice: named", "chat", {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 60}),
+    Case(
+        "tool_choice: named",
+        "chat",
+        {"messages": IN_PARIS, "tools": TOOLS, "tool_choice": NAMED, "max_tokens": 60},
+    ),
     Case(
         "parallel_tool_calls",
         "chat",
         {
+            "messages": IN_PARIS,
             "tools": TOOLS,
             "tool_choice": "required",
             "parallel_tool_calls": False,
