@@ -17,14 +17,20 @@ _TIMEOUT = httpx.Timeout(10.0, read=None)
 
 @contextlib.contextmanager
 def connect(url: str, key: str | None) -> Iterator[httpx.Client]:
-    """A client for the coordinator at `url`; what httpx raises inside becomes a CliError."""
+    """A client for the coordinator at `url`; what httpx raises inside becomes a CliError.
+
+    The address that OpenAI's SDKs take, with `/v1` at its end, will do.
+    """
     if key and not (key.isascii() and key.isprintable()):
         raise CliError("--key: an API key is printable ASCII")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         # trust_env: a proxy of the environment must not get between two local processes.
         with httpx.Client(
-            base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False
+            base_url=url.removesuffix("/").removesuffix("/v1"),
+            headers=headers,
+            timeout=_TIMEOUT,
+            trust_env=False,
         ) as client:
             yield client
     except httpx.InvalidURL as error:

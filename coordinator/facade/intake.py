@@ -249,7 +249,8 @@ def _refuse_tools(prompt: ChatPrompt) -> None:
     """Raises RejectedError INVALID_ARGUMENT where calls of tools would be looked for."""
     if prompt.tool_choice is not ToolMode.NONE:
         raise _rejected(
-            "tool_choice: the model is served without a tool parser; only none is possible",
+            "tool_choice: the model is served without a tool parser (--tool-parser); "
+            "only none is possible",
             "tool_choice",
         )
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cli.chat import Conversation
 from cli.failure import CliError
-from cli.http import check, get_json
+from cli.http import check, connect, get_json
 from cli.status import picture
 from pdserve.types import Mode
 
@@ -91,6 +91,12 @@ def test_what_is_no_coordinator_is_told() -> None:
         get_json(client(lambda _: httpx.Response(200, text="hello")), "/fleet")
     with pytest.raises(CliError, match="HTTP 404"):
         check(httpx.Response(404))
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_as_sdks_take_it_will_do(end: str) -> None:
+    with connect(f"http://127.0.0.1:8000{end}", key=None) as to:
+        assert str(to.build_request("GET", "/v1/models").url) == "http://127.0.0.1:8000/v1/models"
 
 
 def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
