@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from pdserve.cached_blocks import CacheChange
 from pdserve.convert import duration, fingerprint_from_proto, fingerprint_to_proto, seconds
+from pdserve.errors import DecodeError, ErrorReason
 from pdserve.types import EngineWork, Load, Role, WorkerInfo
 from pdserve.v1 import worker_pb2
 
@@ -34,6 +37,8 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
 
 
 def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
+    """Raises DecodeError for an engine that reads nothing."""
+    _require("chunk_tokens", message.chunk_tokens > 0, message.chunk_tokens)
     return WorkerInfo(
         worker_id=message.worker_id,
         epoch=message.epoch,
@@ -69,6 +74,8 @@ def load_to_proto(load: Load) -> worker_pb2.WatchLoadResponse:
 
 
 def load_from_proto(message: worker_pb2.WatchLoadResponse) -> Load:
+    """Raises DecodeError for numbers with which nothing can be reckoned."""
+    _require("kv_usage", 0 <= message.kv_usage <= 1, message.kv_usage)
     return Load(
         running=message.running,
         waiting=message.waiting,
@@ -94,6 +101,10 @@ def work_to_proto(work: EngineWork) -> worker_pb2.EngineWork:
 
 
 def work_from_proto(message: worker_pb2.EngineWork) -> EngineWork:
+    """Raises as `load_from_proto`."""
+    for name in ("seconds", "kv_usage"):
+        value = getattr(message, name)
+        _require(f"work.{name}", math.isfinite(value), value)
     return EngineWork(
         steps=message.steps,
         seconds=message.seconds,
@@ -112,3 +123,9 @@ def cache_change_to_proto(change: CacheChange, sequence: int) -> worker_pb2.Watc
 
 def cache_change_from_proto(message: worker_pb2.WatchCacheResponse) -> CacheChange:
     return CacheChange(message.anew, message.added, message.removed)
+
+
+def _require(name: str, good: bool, value: float) -> None:
+    """One worker's nonsense must end its own link, not every request's plan."""
+    if not good:
+        raise DecodeError(ErrorReason.INTERNAL, f"the worker says that its {name} is {value}")

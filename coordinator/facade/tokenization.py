@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -18,6 +20,11 @@ from coordinator.facade.openapi import request_body
 from coordinator.facade.validate import validate_prompt
 from coordinator.prompts import EVERY_TOKEN
 from pdserve.types import ChatPrompt, Prompt, TextPrompt
+
+T = TypeVar("T")
+
+THREAD_TOKENS = 8 * 1024
+"""So many, and more, are looked up in a thread: they would hold up every token stream."""
 
 _NAMES = {"template_kwargs": "chat_template_kwargs"}
 
@@ -68,11 +75,14 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
         prompt = body.to_prompt()
         validate_prompt(prompt, _NAMES)
         ids = await model.encoder.encode_async(prompt, EVERY_TOKEN)
+        strings = None
+        if body.return_token_strs:
+            strings = await _looked_up(model.encoder.token_strings, ids)
         told = {
             "count": len(ids),
             "max_model_len": model.context_length,
             "tokens": ids,
-            "token_strs": model.encoder.token_strings(ids) if body.return_token_strs else None,
+            "token_strs": strings,
         }
         return json_response(told, request_id_header(request))
 
@@ -82,7 +92,7 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
         encoder = model_of(body.model).encoder
         if not all(0 <= token_id < encoder.vocab_size for token_id in body.tokens):
             raise rejected(f"tokens must be ids below {encoder.vocab_size}", "tokens")
-        text = encoder.decode(tuple(body.tokens))
+        text = await _looked_up(encoder.decode, tuple(body.tokens))
         return json_response({"prompt": text}, request_id_header(request))
 
     async def read(request: Request, kind: type[Body]) -> Body:
@@ -98,3 +108,7 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
         if len(intake.models) != 1:
             raise rejected("model must be given: more than one is served", "model")
         return next(iter(intake.models.values()))
+
+
+async def _looked_up(look_up: Callable[[tuple[int, ...]], T], ids: tuple[int, ...]) -> T:
+    return look_up(ids) if len(ids) < THREAD_TOKENS else await asyncio.to_thread(look_up, ids)

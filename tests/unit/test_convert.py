@@ -34,7 +34,7 @@ from pdserve.types import (
     Usage,
     WorkerInfo,
 )
-from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2
+from pdserve.v1 import decode_pb2, generation_pb2, kv_pb2, worker_pb2
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -84,6 +84,7 @@ sampling = st.builds(
     allowed_token_ids=ids,
     prompt_logprobs=st.none() | uint32,
 )
+share = st.floats(0, 1)
 quarters = st.integers(0, 2**32).map(lambda number: number / 4)
 """Seconds that a Duration and a float hold alike."""
 usage = st.builds(Usage, uint32, uint32, uint32)
@@ -121,11 +122,11 @@ info = st.builds(
     transports=st.lists(text, max_size=3).map(tuple),
     weights=text,
     version=text,
-    chunk_tokens=uint32,
+    chunk_tokens=st.integers(1, 2**32 - 1),
     max_sequences=uint32,
     tells_cache=st.booleans(),
 )
-load = st.builds(Load, uint32, uint32, finite, uint32, uint64, st.booleans(), uint64, quarters)
+load = st.builds(Load, uint32, uint32, share, uint32, uint64, st.booleans(), uint64, quarters)
 failure = st.builds(Failure, st.sampled_from(ErrorReason), text, text)
 
 
@@ -237,6 +238,29 @@ def test_an_unset_mode_is_none_and_an_unknown_one_is_refused() -> None:
         convert.mode_from_proto(99)
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
     assert caught.value.param == "options.mode"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_nothing_can_be_reckoned_with_are_refused(value: float) -> None:
+    said = [
+        Load(kv_usage=value),
+        Load(work=EngineWork(steps=1, seconds=value)),
+        Load(work=EngineWork(steps=1, kv_usage=value)),
+    ]
+    for load_ in said:
+        with pytest.raises(DecodeError, match=r"(kv_usage|seconds) is -?(nan|inf)"):
+            convert_worker.load_from_proto(wired(convert_worker.load_to_proto(load_)))
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, 1e308])
+def test_more_or_less_than_a_whole_cache_cannot_be_in_use(value: float) -> None:
+    with pytest.raises(DecodeError, match="kv_usage is"):
+        convert_worker.load_from_proto(wired(convert_worker.load_to_proto(Load(kv_usage=value))))
+
+
+def test_a_worker_that_does_not_say_how_much_a_step_reads_is_refused() -> None:
+    with pytest.raises(DecodeError, match="chunk_tokens is 0"):
+        convert_worker.worker_info_from_proto(worker_pb2.GetWorkerInfoResponse(worker_id="old"))
 
 
 def test_an_unknown_reason_is_internal() -> None:

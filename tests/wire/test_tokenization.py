@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from coordinator.facade.tokenization import THREAD_TOKENS
 from coordinator.gateway.keys import KeyRing, new_key
+from coordinator.prompts import ByteEncoder
 from tests.support.fake_dispatch import CONTEXT_LENGTH, MODEL
 from tests.support.http_facade import HttpFacade, assert_error, http_facade
 
@@ -116,3 +119,22 @@ async def test_what_a_model_of_text_cannot_do(facade: HttpFacade, path: str) -> 
     assert_error(response, 404, "not_found", None)
     words = "this server writes text, and does nothing else with a model"
     assert response.json()["error"]["message"] == f"no endpoint POST {path}: {words}"
+
+
+async def test_what_takes_long_leaves_the_event_loop_to_others(
+    facade: HttpFacade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def note(encoder: ByteEncoder, ids: tuple[int, ...]) -> str:
+        threads.append(threading.current_thread())
+        return ""
+
+    monkeypatch.setattr(ByteEncoder, "decode", note)
+    monkeypatch.setattr(ByteEncoder, "token_strings", note)
+    many = THREAD_TOKENS
+    assert (await tokens(facade, prompt="a" * many, return_token_strs=True)).is_success
+    asked = {"tokens": ids("a") * many}
+    assert (await facade.client.post("/detokenize", json=asked)).is_success
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
