@@ -1,4 +1,5 @@
-"""LangChain's OpenAI chat model."""
+"""LangChain's OpenAI chat model. What is compared between routes is no near tie for the default
+model."""
 
 from __future__ import annotations
 
@@ -75,9 +76,9 @@ def conversation(model: ChatOpenAI) -> str:
     told = model.invoke(
         [
             SystemMessage("Be brief."),
-            HumanMessage("Name a colour."),
-            AIMessage("Red."),
-            HumanMessage("Another one."),
+            HumanMessage("What is the capital of Germany?"),
+            AIMessage("The capital of Germany is Berlin."),
+            HumanMessage("What is the capital of Japan?"),
         ]
     )
     return str(told.content)
@@ -86,7 +87,7 @@ def conversation(model: ChatOpenAI) -> str:
 def chain(model: ChatOpenAI) -> list[str]:
     prompt = ChatPromptTemplate.from_messages([("user", "What is the capital of {country}?")])
     steps = prompt | model | StrOutputParser()
-    countries = [{"country": name} for name in ("France", "Italy", "Spain")]
+    countries = [{"country": name} for name in ("Greece", "Japan", "Russia")]
     return list(steps.batch(countries, config={"max_concurrency": 1}))
 
 
@@ -98,11 +99,10 @@ def logprobs(model: ChatOpenAI) -> None:
     assert all(one["logprob"] <= 0 and len(one["top_logprobs"]) == 2 for one in positions)
 
 
-def structured() -> dict[str, Any]:
+def structured() -> None:
     asker = chat_model(max_tokens=60).with_structured_output(Person, method="json_schema")
     person = asker.invoke("Tell me of Ann, who is 30 years old.")
     assert isinstance(person, Person)
-    return person.model_dump()
 
 
 def refused(model: ChatOpenAI) -> None:
@@ -128,7 +128,7 @@ def main() -> None:
     logprobs(model)
     refused(model)
     if ASKED["engine"] == "vllm":  # the simulated engine refuses structures
-        answers.append(structured())
+        structured()
     names = ("langchain-openai", "openai")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     print(json.dumps({"answers": answers, "versions": versions}))
