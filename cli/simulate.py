@@ -164,21 +164,30 @@ def compare(
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page whose generated part is renewed.")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at once; default: one a core.")
+    ] = None,
 ) -> None:
     """Modes and routing policies side by side, as in docs/simulation.md."""
-    import sys
+    import os
 
     from cli.failure import CliError
     from measure.simulation import comparison
     from measure.simulation.traces import TraceError
 
     try:
-        text = comparison.compare(folder, lambda words: print(words, file=sys.stderr))
+        text = comparison.compare(folder, _progress, jobs or len(os.sched_getaffinity(0)))
     except (OSError, TraceError) as error:
         raise CliError(str(error)) from None
     print(text)
     if write is not None:
         write.write_text(comparison.SECTION.replace(write.read_text(), text))
+
+
+def _progress(words: str) -> None:
+    import sys
+
+    print(words, file=sys.stderr, flush=True)
 
 
 def _tell_whole(result: Result) -> None:

@@ -130,7 +130,7 @@ class Dispatcher:
         snapshot = self._fleet.snapshot(spec.model)
         plan = choose(snapshot, model.policy, facts)
         reader = Role.DECODE if plan.prefill is None else Role.PREFILL
-        own_s = Forecast(snapshot.estimates, model.policy, facts).of(plan, snapshot).start_s
+        own_s = Forecast(snapshot, model.policy, facts).of(plan, snapshot).start_s
         assert request.sampling.max_tokens is not None
         return Work(len(request.token_ids), request.sampling.max_tokens, reader, own_s)
 

@@ -119,7 +119,7 @@ class Execution:
             self._session.abort(self._sequence)
             self._session = None
         if self._decode is not None:
-            self._decode.give(sequences=-1)
+            self._decode.give(-1)
             self._decode.writing -= self._writes
             self._decode = None
 
@@ -127,7 +127,7 @@ class Execution:
         worker = self._fleet.by_id(worker_id)
         if worker is None:
             raise DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
-        worker.give(sequences=1)
+        worker.give(1)
         return worker
 
     async def _hand_over(self, session: Session, sequence: Sequence, record: RequestRecord) -> None:
@@ -138,17 +138,19 @@ class Execution:
         """
         request = self._request
         record.apply(Event.RESERVE)
-        assert request.sampling.max_tokens is not None
-        session.reserve(sequence, len(request.token_ids) + request.sampling.max_tokens)
-        await sequence.reserved()
-        record.phase("reserve")
-        record.apply(Event.PREFILL)
         assert self.plan.prefill is not None
         worker = self._fleet.by_id(self.plan.prefill)
         if worker is None:
             raise PrefillError(ErrorReason.PREFILL_FAILED, "the prefill worker was lost")
-        call = self._prefill = worker.client.prefill(request, self.plan.transport)
+        # It counts there from now on: of prompts that come together, each is planned for in the
+        # knowledge of those before it.
         with self._reading(worker):
+            assert request.sampling.max_tokens is not None
+            session.reserve(sequence, len(request.token_ids) + request.sampling.max_tokens)
+            await sequence.reserved()
+            record.phase("reserve")
+            record.apply(Event.PREFILL)
+            call = self._prefill = worker.client.prefill(request, self.plan.transport)
             async with worker.or_loss():
                 async with sequence.or_failure():
                     early = await call.admitted()
@@ -177,11 +179,12 @@ class Execution:
         num_tokens = len(self._request.token_ids)
         cached = min(self._cached_tokens, num_tokens - 1)
         tokens, pairs = num_tokens - cached, (num_tokens**2 - cached**2) // 2
-        worker.give(tokens=tokens, pairs=pairs)
+        clock = self._fleet.clock
+        worker.give_prompt(tokens, pairs, clock.now())
         try:
             yield
         finally:
-            worker.give(tokens=-tokens, pairs=-pairs)
+            worker.take_prompt(tokens, pairs, clock.now())
 
     def _expect_cached(self, worker: Worker) -> None:
         if self._prompt is not None and worker.cache is not None:

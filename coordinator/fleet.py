@@ -140,6 +140,7 @@ class Fleet:
             pairs=self.pairs.proven,
             turn=self._turns[model],
             estimates=self.estimators[model].estimates,
+            now=self.clock.now(),
         )
 
     def next_turn(self, model: str) -> Snapshot:

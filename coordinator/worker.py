@@ -60,15 +60,32 @@ class Worker:
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
     writing: int = 0
+    outstanding_prompts: int = 0
     outstanding_pairs: int = 0
+    reading_since: float = 0.0
     cache: CacheBelief | None = None
     reading: Pace = field(default_factory=lambda: Pace(memory_s=READING_MEMORY_S))
     _calls: set[asyncio.Timeout] = field(default_factory=set)
     _view: WorkerView | None = None
 
-    def give(self, *, sequences: int = 0, tokens: int = 0, pairs: int = 0) -> None:
-        """Counts work given to it, or with negative numbers work that it is done with."""
+    def give(self, sequences: int) -> None:
+        """Counts answers given to it, or with a negative number those that it is done with."""
         self.outstanding_sequences += sequences
+        self._view = None
+
+    def give_prompt(self, tokens: int, pairs: int, now: float) -> None:
+        """Counts a prompt that it is to read."""
+        if not self.outstanding_prompts:
+            self.reading_since = now
+        self._count_prompt(1, tokens, pairs)
+
+    def take_prompt(self, tokens: int, pairs: int, now: float) -> None:
+        """Counts it no more: it was read, or is not wanted there."""
+        self.reading_since = now
+        self._count_prompt(-1, -tokens, -pairs)
+
+    def _count_prompt(self, prompts: int, tokens: int, pairs: int) -> None:
+        self.outstanding_prompts += prompts
         self.outstanding_tokens += tokens
         self.outstanding_pairs += pairs
         self._view = None
@@ -150,6 +167,8 @@ class Worker:
                 outstanding_sequences=self.outstanding_sequences,
                 outstanding_tokens=self.outstanding_tokens,
                 outstanding_pairs=self.outstanding_pairs,
+                outstanding_prompts=self.outstanding_prompts,
+                reading_since=self.reading_since,
                 writing=max(self.outstanding_sequences, running),
                 context_tokens=self.load.kv_usage * capacity,
                 capacity_tokens=capacity,

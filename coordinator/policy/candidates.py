@@ -22,7 +22,7 @@ class Candidates:
         """Raises RejectedError NO_WORKER where no decode worker is left."""
         self.policy = policy
         self.facts = facts
-        self.forecast = Forecast(snapshot.estimates, policy, facts)
+        self.forecast = Forecast(snapshot, policy, facts)
         self._snapshot = snapshot
         self._decodes = _without(snapshot.decode, facts.failed_decode)
         if not self._decodes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from coordinator.policy.estimate import Estimates
 from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
 
 STEEP = 4
@@ -44,8 +43,9 @@ class Route(NamedTuple):
 class Forecast:
     """Of one request, on workers as they are now."""
 
-    def __init__(self, estimates: Estimates, policy: ModelPolicy, facts: RequestFacts) -> None:
-        self._estimates = estimates
+    def __init__(self, snapshot: Snapshot, policy: ModelPolicy, facts: RequestFacts) -> None:
+        estimates = self._estimates = snapshot.estimates
+        self._now = snapshot.now
         self._ttft_s = policy.ttft_target_s + policy.ttft_target_token_s * facts.prompt_tokens
         self._itl_s = policy.itl_target_s
         self._prompt_tokens = facts.prompt_tokens
@@ -98,13 +98,13 @@ class Forecast:
         cached = min(self._cached.get(view.worker_id, 0), self._prompt_tokens - 1)
         uncached = self._prompt_tokens - cached
         read_s = timings.reading_s(uncached, uncached * (cached + uncached / 2))
-        queue_s = timings.reading_s(view.outstanding_tokens, view.outstanding_pairs)
-        chunks = ceil((view.outstanding_tokens + uncached) / view.chunk_tokens)
-        start_s = queue_s + read_s + chunks * step_s + self._room_s(view, step_s)
+        chunks = ceil(uncached / view.chunk_tokens)
+        start_s = self._queue_s(view, step_s) + read_s + chunks * step_s
+        start_s += self._room_s(view, step_s)
         harmed = view.writing
         if not harmed:
             return Reading(start_s, 0, 0.0, 0.0)
-        added_s = read_s / ceil(uncached / view.chunk_tokens)
+        added_s = read_s / chunks
         # Each of them stands still once for as long, somewhere among its tokens.
         harm = harmed * self._slowed(self._pace_s(view, step_s), read_s / self._answer_tokens)
         return Reading(start_s, harmed, added_s, harm)
@@ -130,6 +130,15 @@ class Forecast:
         queue_s = timings.reading_s(view.outstanding_tokens, view.outstanding_pairs)
         lately_s = step_s / (1 - min(view.reading, MOST_READING))
         return max(lately_s, step_s + queue_s / self._answer_tokens)
+
+    def _queue_s(self, view: WorkerView, step_s: float) -> float:
+        """How long what waits to be read there takes. The first of it has been read for a while;
+        how long it is itself is not known."""
+        timings = self._estimates.of(view.pool)
+        read_s = timings.reading_s(view.outstanding_tokens, view.outstanding_pairs)
+        whole_s = read_s + ceil(view.outstanding_tokens / view.chunk_tokens) * step_s
+        spent_s = self._now - view.reading_since
+        return whole_s - min(spent_s, whole_s / max(1, view.outstanding_prompts))
 
     def _waiting(self, start_s: float) -> float:
         """What a first token after so long costs."""

@@ -14,8 +14,9 @@ from pdserve.types import Fallback, Mode
 class WorkerView:
     """A worker that may be given work now.
 
-    `outstanding_tokens` are uncached prompt tokens that this coordinator has sent it and that
-    are not read yet, `outstanding_pairs` adds up the tokens that each of them comes after;
+    `outstanding_tokens` are uncached prompt tokens that this coordinator has planned for it and
+    that are not read yet, `outstanding_pairs` adds up the tokens that each of them comes after, and
+    `outstanding_prompts` are those prompts, the first of which is read since `reading_since`;
     `outstanding_sequences` are the requests whose answers it writes for this coordinator.
     `writing` are the answers in progress, for anybody, as far as is known; `context_tokens` the
     tokens in its cache, of `capacity_tokens`, 0 where that is unknown. `pool` names those that
@@ -26,6 +27,8 @@ class WorkerView:
     outstanding_sequences: int = 0
     outstanding_tokens: int = 0
     outstanding_pairs: int = 0
+    outstanding_prompts: int = 0
+    reading_since: float = 0.0
     writing: int = 0
     context_tokens: float = 0.0
     capacity_tokens: int = 0
@@ -39,7 +42,7 @@ class Snapshot:
     """One model's part of the fleet: only ready workers, only proven pairs.
 
     `pairs` holds the transports that were proven, best first, by (prefill id, decode id).
-    `turn` counts decisions, to break ties by turns.
+    `turn` counts decisions, to break ties by turns; `now` is of the clock of `reading_since`.
     """
 
     prefill: tuple[WorkerView, ...]
@@ -47,6 +50,7 @@ class Snapshot:
     pairs: Mapping[tuple[str, str], tuple[str, ...]]
     turn: int = 0
     estimates: Estimates = field(default_factory=Estimates)
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,13 @@ _LONGEST_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds: to the first token, and so much more for each prompt token; and a token after it
-    on average."""
+    """Seconds: to the first token, and a token after it on average; and so much more of each for
+    each prompt token."""
 
     ttft_s: float
     tpot_s: float
     ttft_token_s: float = 0.0
+    tpot_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +226,10 @@ async def _ask(cluster: Cluster, arrival: Arrival, number: int, seen: Seen) -> N
 
 def met(seen: Seen, targets: Targets) -> npt.NDArray[np.bool_]:
     """Whether each request that was answered met both targets."""
-    allowed = targets.ttft_s + targets.ttft_token_s * np.asarray(seen.prompt_tokens)
-    good: npt.NDArray[np.bool_] = (np.asarray(seen.ttft_s) <= allowed) & (
-        np.asarray(seen.tpot_s) <= targets.tpot_s
-    )
+    prompts = np.asarray(seen.prompt_tokens)
+    in_time = np.asarray(seen.ttft_s) <= targets.ttft_s + targets.ttft_token_s * prompts
+    at_pace = np.asarray(seen.tpot_s) <= targets.tpot_s + targets.tpot_token_s * prompts
+    good: npt.NDArray[np.bool_] = in_time & at_pace
     return good
 
 

@@ -10,8 +10,9 @@ import csv
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from random import Random
 
@@ -115,12 +116,21 @@ def _poisson(
     return arrivals
 
 
+def spread(arrivals: list[Arrival], step_s: float) -> list[Arrival]:
+    """The same requests, where a trace tells their times in steps of so long: those of one step
+    come evenly in it, rather than all at once."""
+    steps = groupby(arrivals, key=lambda one: round(one.at_s / step_s))
+    return [
+        replace(one, at_s=(step + place / len(together)) * step_s)
+        for step, group in steps
+        for together in (tuple(group),)
+        for place, one in enumerate(together)
+    ]
+
+
 def faster(arrivals: list[Arrival], speedup: float) -> list[Arrival]:
     """The same requests, `speedup` times as close together."""
-    return [
-        Arrival(one.at_s / speedup, one.prompt_tokens, one.answer_tokens, one.blocks)
-        for one in arrivals
-    ]
+    return [replace(one, at_s=one.at_s / speedup) for one in arrivals]
 
 
 def token_ids(arrival: Arrival, number: int) -> tuple[int, ...]:

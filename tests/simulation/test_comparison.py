@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from measure.simulation import comparison
-from measure.simulation.comparison import PRECISION, Bench, Traffic, attained, highest
+from measure.simulation.comparison import (
+    PRECISION,
+    Bench,
+    Best,
+    Result,
+    Traffic,
+    attained,
+    highest,
+)
 from measure.simulation.trace_run import Seen, Setup, Targets
 from measure.simulation.traces import Arrival
 from pdserve.types import Mode
@@ -70,3 +78,31 @@ def test_a_mode_is_judged_by_its_best_split(monkeypatch: pytest.MonkeyPatch) -> 
     before = len(runs)
     assert bench.best(Mode.DISAGGREGATED, 8.0) == best
     assert len(runs) == before
+
+
+def test_without_goodput_a_mode_is_judged_by_those_that_it_serves_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 20 requests, with one worker that reads, ten are late at any rate, with two four."""
+    late = {1: 10, 2: 4, 3: 18}
+    monkeypatch.setattr(
+        comparison, "simulate", lambda _, setup: seen(late[setup.prefill], long_bad=0)
+    )
+    bench = Bench(Traffic("steady", lambda _: ARRIVALS, 2.0), Path(), TARGETS, lambda _: None)
+    assert bench.best(Mode.DISAGGREGATED, 8.0) == Best(Mode.DISAGGREGATED, 2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("goodputs", "late", "gain"),
+    [
+        pytest.param((2.0, 4.0, 5.0), (0, 0, 0), "+25%", id="goodput"),
+        # 16 of 20 and 15, against 18.
+        pytest.param((0.0, 0.0, 0.0), (4, 5, 2), "+12% good ones", id="none"),
+    ],
+)
+def test_what_auto_gains_is_over_the_better_fixed_mode(
+    goodputs: tuple[float, ...], late: tuple[int, ...], gain: str
+) -> None:
+    best = tuple(Best(mode, 0, rate) for mode, rate in zip(Mode, goodputs, strict=True))
+    equal = tuple(seen(bad, long_bad=0) for bad in late)
+    assert Result("steady", TARGETS, best, equal).gain == gain

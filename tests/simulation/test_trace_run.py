@@ -66,3 +66,4 @@ def test_goodput_counts_what_met_both_targets() -> None:
     # 8,000 tokens take 0.2 s more in their products, and not 0.5 s more in all.
     assert summary(seen, Targets(0.1, 1.0, ttft_token_s=0.5 / 8000)).good == 1.0
     assert summary(seen, Targets(0.1, 1.0, ttft_token_s=0.1 / 8000)).good == 0.5
+    assert summary(seen, Targets(1.0, 0.001, tpot_token_s=1.0)).good == 1.0

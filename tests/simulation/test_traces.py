@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from measure.simulation.traces import Arrival, TraceError, bimodal, faster, load, short, token_ids
+from measure.simulation.traces import (
+    Arrival,
+    TraceError,
+    bimodal,
+    faster,
+    load,
+    short,
+    spread,
+    token_ids,
+)
 
 MOONCAKE = """\
 {"timestamp": 27000, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
@@ -54,6 +63,11 @@ def test_prompts_without_blocks_differ_from_their_first_token_on() -> None:
     one, other = (token_ids(Arrival(0, 40, 1), number) for number in (1, 2))
     assert len(one) == len(other) == 40
     assert one[0] != other[0]
+
+
+def test_what_comes_in_one_step_of_a_trace_can_be_spread_over_it() -> None:
+    arrivals = [Arrival(at_s, 1, 1) for at_s in (0.0, 0.0, 0.0, 2.999, 9.0, 9.0)]
+    assert [one.at_s for one in spread(arrivals, 3.0)] == [0.0, 1.0, 2.0, 3.0, 9.0, 10.5]
 
 
 def test_a_mix_is_repeated_by_its_seed_and_comes_at_its_rate() -> None:

@@ -71,6 +71,13 @@ ROWS = [
     Row("not at the price of a queue", busy(1_300), FOUR, PROMPT, Mode.COLOCATED),
     # 0.2 s: 0.67^4 = 0.20 against 0.26.
     Row("a short queue is worth it", busy(200), FOUR, PROMPT, Mode.DISAGGREGATED),
+    # 1.1 s of the 1.3 are over, by now: 0.67^4 again.
+    Row("nor is one that is nearly read", replace(busy(1_300), reading_since=-1.1), FOUR, PROMPT,
+        Mode.DISAGGREGATED),
+    # Of two prompts, half is over at the most: 0.895^4 = 0.64.
+    Row("whatever was read of the first",
+        replace(busy(1_300), outstanding_prompts=2, reading_since=-1.1), FOUR, PROMPT,
+        Mode.COLOCATED),
     # 0.52^4 + 0.2^4 - 0.1^4 = 0.075 against 0.555^4 = 0.095.
     Row("an answer with time to spare may be held up", IDLE[0], ONE, PROMPT, Mode.COLOCATED),
     # It takes 0.01 / (1 - 0.8) = 0.05 s a token: 0.073 + 0.6^4 - 0.5^4 = 0.140 against 0.095.

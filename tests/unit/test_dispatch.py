@@ -94,6 +94,22 @@ async def test_no_prompt_is_read_before_there_is_room() -> None:
 
 
 @on_virtual_time
+async def test_a_prompt_counts_where_it_will_be_read_before_there_is_room() -> None:
+    """Else all that come at once would be planned for the same reader."""
+    (writer,), gate = decodes(), Gate()
+    async with running(*prefills(), writer) as core:
+        writer.reservations.append([gate])
+        asking = asyncio.create_task(core.ask("12345", mode=DISAGGREGATED))
+        await gate.reached.wait()
+        (reader,) = core.fleet.snapshot(MODEL).prefill
+        assert (reader.outstanding_prompts, reader.outstanding_tokens) == (1, 5)
+        gate.open()
+        await asking
+        (reader,) = core.fleet.snapshot(MODEL).prefill
+        assert (reader.outstanding_prompts, reader.outstanding_tokens) == (0, 0)
+
+
+@on_virtual_time
 async def test_the_lease_ends_with_the_first_token() -> None:
     (reader,), (writer,), gate = prefills(), decodes(), Gate()
     async with running(reader, writer) as core:
