@@ -127,7 +127,7 @@ class ModelConfig(_Section):
         "another one; 0: it ends with the error",
     )
     recovery_wait_s: float = Field(
-        default=10.0,
+        default=6.0,
         ge=0,
         description="how long a request whose decode worker was lost waits for another one",
     )
