@@ -54,9 +54,9 @@ def register() -> None:
 def _poll_asleep() -> None:
     """Takes `sched_yield` out of vLLM's waiting loops (`shm_broadcast`).
 
-    A process alone on its core that yields in a tight loop takes all of it; and some Linux
-    kernels (6.18 among them) lose count of its turns, after which nothing else is given that
-    core for minutes: "workqueue lockup" in the kernel's log.
+    A process alone on its core that yields in a tight loop takes all of it. Under Linux 6.18
+    nothing else was given that core for minutes, more than once ("workqueue lockup" in the
+    kernel's log), while such a loop ran; that it is the cause is not proven.
     """
     from vllm.distributed import utils
     from vllm.distributed.device_communicators import shm_broadcast

@@ -185,8 +185,8 @@ def _cores_given(vllm_config: Any) -> Iterator[None]:
     """
     from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-    if vllm_config.parallel_config.distributed_executor_backend == "mp":
-        yield
+    if isinstance(vllm_config.parallel_config.distributed_executor_backend, str):
+        yield  # one of vLLM's own, on whatever machine
     else:
         with OMPProcessManager(vllm_config).configure_omp_envs(rank=0, local_rank=0):
             yield
