@@ -1,8 +1,11 @@
-"""The one place where a request's end is told: to the metrics and to the access log."""
+"""The one place where a request's end is told: to the metrics, to the access log, and to
+whoever else listens."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 
@@ -13,11 +16,19 @@ from pdserve.errors import PdserveError
 access_log = structlog.get_logger("access")
 
 
-class Observer:
-    """Tells metrics and the access log how each request ended."""
+class EndListener(Protocol):
+    """Is told of each request's end, once, on the event loop: it must neither wait nor raise."""
 
-    def __init__(self, metrics: CoordinatorMetrics) -> None:
+    def ended(self, record: RequestRecord, error: PdserveError | None, at: float) -> None:
+        """`error` is None where it ended well; `at` is on the clock of `record.received`."""
+
+
+class Observer:
+    """Tells metrics, the access log and `listeners` how each request ended."""
+
+    def __init__(self, metrics: CoordinatorMetrics, listeners: Sequence[EndListener] = ()) -> None:
         self.metrics = metrics
+        self._listeners = listeners
 
     def done(self, record: RequestRecord, error: PdserveError | None) -> None:
         """Counts and logs the request; only the first call for a record does anything."""
@@ -55,6 +66,8 @@ class Observer:
             duration_ms=_ms(ended - record.received),
             phases_ms={name: _ms(spent) for name, spent in record.phases.items()},
         )
+        for listener in self._listeners:
+            listener.ended(record, error, ended)
 
 
 def _ms(seconds: float | None) -> float | None:

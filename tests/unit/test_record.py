@@ -121,6 +121,26 @@ def test_an_end_is_told_once(
     assert ends == [1.0]
 
 
+class Heard:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, PdserveError | None, float]] = []
+
+    def ended(self, record: RequestRecord, error: PdserveError | None, at: float) -> None:
+        self.ends.append((record.request_id, error, at))
+
+
+def test_each_listener_hears_of_an_end_once(clock: Time, registry: CollectorRegistry) -> None:
+    first, second = Heard(), Heard()
+    observer = Observer(CoordinatorMetrics(registry), [first, second])
+    told = record()
+    clock.now += 2
+    observer.done(told, CANCELLED)
+    observer.done(told, None)
+    assert first.ends == second.ends == [("r1", CANCELLED, 102.0)]
+
+
 def test_the_access_log_says_what_became_of_a_request(
     clock: Time, observer: Observer, logs: list[dict[str, object]]
 ) -> None:
