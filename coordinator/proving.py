@@ -73,6 +73,11 @@ class Prover:
         self._answers: dict[Process, list[int]] = {}
         """Each proven decode process' own answer."""
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        return bool(self._running)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as probes:
             while True:

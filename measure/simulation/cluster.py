@@ -88,6 +88,7 @@ class Cluster:
         self.observer = Observer(metrics)
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
         self._caller: Caller = self.gateway.authenticate(None)
+        self._prover = Prover(self.fleet, self.models, lambda _: None, lambda: None)
 
     def _client(self, worker: Host) -> GrpcWorkerClient:
         return GrpcWorkerClient(Channel(self.host, worker), None)  # type: ignore[arg-type]
@@ -95,13 +96,17 @@ class Cluster:
     async def open(self, spec: GenerateSpec, record: RequestRecord) -> ResponseStream:
         return await self.dispatcher.open(spec, self._caller, record)
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        return self._prover.probing
+
     @asynccontextmanager
     async def running(self, *, prove: bool) -> AsyncIterator[None]:
         """Without `prove`, workers and pairs are taken for proven as soon as they are met."""
         for worker in self.workers.values():
             await worker.start()
-        prover = Prover(self.fleet, self.models, lambda _: None, lambda: None)
-        proving = prover.run() if prove else _trust(self.fleet)
+        proving = self._prover.run() if prove else _trust(self.fleet)
         tasks = [asyncio.create_task(self.fleet.run()), asyncio.create_task(proving)]
         try:
             yield

@@ -113,12 +113,16 @@ class _Run:
             self._result.broken += not_counted_once(cluster, self._records)
 
     async def _comes_to_rest(self) -> list[str]:
-        """What is held though nothing is asked; a probe may be under way, but not for long."""
-        for _ in range(_LOOKS):
-            if not (held := not_idle(self._cluster)):
-                return []
+        """What is held though nothing is asked, nor has been for a while by a probe: one that
+        waits behind a step of a slowed engine may take long."""
+        give_up = asyncio.get_running_loop().time() + RECOVERY_S
+        quiet = 0
+        while held := not_idle(self._cluster):
+            quiet = 0 if self._cluster.probing else quiet + 1
+            if quiet == _LOOKS or asyncio.get_running_loop().time() > give_up:
+                return held
             await asyncio.sleep(_LOOK_S)
-        return held
+        return []
 
     def _note(self, words: str) -> None:
         now = asyncio.get_running_loop().time() - self._began

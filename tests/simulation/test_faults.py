@@ -21,6 +21,11 @@ def test_no_invariant_is_broken(seed: int) -> None:
     assert play(script(seed)).broken == []
 
 
+def test_a_probe_that_waits_behind_a_slowed_step_is_no_leak() -> None:
+    """It holds blocks and leases for 20 s, when no request has been at work for as long."""
+    assert play(script(530051396)).broken == []
+
+
 def test_a_run_repeats_itself_to_the_letter() -> None:
     for seed in (0, 3, 7):
         first, second = play(script(seed)), play(script(seed))
