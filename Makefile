@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes fuzz soak clean
+.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes fuzz soak soak-simulated soak-processes clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -29,8 +29,13 @@ test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
-	@$(bin)/pdserve simulate faults --jobs 1 --seconds $${SOAK_S:-3600} & simulated=$$!; \
-	$(bin)/python -m tests.faults $(ARGS); suite=$$?; wait $$simulated && exit $$suite
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going soak-simulated soak-processes
+
+soak-simulated:
+	@exec $(bin)/pdserve simulate faults --jobs 1 --seconds $${SOAK_S:-3600}
+
+soak-processes:
+	@exec $(bin)/python -m tests.faults $(ARGS)
 
 fuzz: install ## 6,000 requests that nobody would write, over HTTP and gRPC; ARGS="--requests 60000"
 	@exec $(bin)/python -m tests.fuzz $(ARGS)

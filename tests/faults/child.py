@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -191,5 +192,7 @@ async def _obey(control: str, name: str, commands: Commands, hello: Answer) -> N
 
 
 def _quiet() -> None:
+    # Ctrl-C is for the driver, which ends its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
