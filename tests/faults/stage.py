@@ -160,6 +160,8 @@ class Stage:
             await self._stepping(self._victim_streams)
         else:
             await self._stepping(self._any(self._fleet.decodes, self._has_written))
+            if self.coordinator is None:
+                await self._until(self._has_been_read)
 
     async def _ask_early(self) -> None:
         """Over gRPC the decode worker has the sequence already; it may ask for the blocks."""
@@ -191,6 +193,11 @@ class Stage:
     def _has_written(self, state: State) -> bool:
         call = state["requests"].get(self.request_id)
         return call is not None and call["tokens"] >= SEEN
+
+    async def _has_been_read(self) -> bool:
+        """The coordinator knows of the first token, which no client sees."""
+        writing = sum(worker.writing for worker in self._fleet.core.fleet.workers())
+        return writing == len(self.others) + 1
 
     async def _victim_streams(self) -> bool:
         return self.victim.pieces >= SEEN
