@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli import chat, config, drain, keys, model, service, simulate, status, up, version
+from cli import chat, config, drain, keys, model, service, simulate, status, trace, up, version
 from cli.failure import OneLineErrors
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)
+app.command("trace")(trace.trace)
 app.command("drain")(drain.drain)
 app.command("config")(config.config)
 app.add_typer(keys.app, name="keys")

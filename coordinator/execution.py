@@ -76,7 +76,10 @@ class Execution:
                 first = await sequence.next()
         record.apply(Event.FIRST_TOKEN)
         if first.timings is not None:
-            record.split_phase("first_step", first.timings.first_step_s, rest="decode_queue")
+            took = {"first_step": first.timings.first_step_s}
+            if self._prefilled is not None:
+                took = {"transfer": first.timings.transfer_s} | took
+            record.phase("decode_queue", **took)
         self._end_lease()
         decode.writing += 1
         self._writes = True
@@ -158,7 +161,7 @@ class Execution:
                     self._start(session, sequence, worker, early)
                 result = self._prefilled = await _read(call, sequence)
         self._prefilled_at = time.monotonic()
-        record.split_phase("prefill", result.prefill_s, rest="prefill_queue")
+        record.phase("prefill_queue", prefill=result.prefill_s)
         self._expect_cached(worker)
         if early is None:
             self._start(session, sequence, worker, result.handle)

@@ -32,6 +32,7 @@ from coordinator.observer import Observer
 from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
+from coordinator.timelines import Timelines
 from coordinator.worker_client import GrpcWorkerClient
 from pdserve import logs, models
 from pdserve.channel import channel
@@ -89,9 +90,10 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
         config.workers, fleet, lambda address: GrpcWorkerClient(channel(address), fleet_key)
     )
     gateway = Gateway(config.gateway, keys, served, fleet, metrics)
-    observer = Observer(metrics)
+    timelines = Timelines()
+    observer = Observer(metrics, [timelines])
     dispatcher = Dispatcher(served, fleet, gateway, observer)
-    ops = Ops(served, fleet, gateway, metrics)
+    ops = Ops(served, fleet, gateway, metrics, timelines)
     prover = Prover(fleet, served, report=_report, after_round=_Readiness(ops).tell_once)
 
     app = build_app(dispatcher, gateway, observer, ops)

@@ -20,6 +20,9 @@ TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50)
 ITL_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds between two deltas of one answer."""
 
+PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Seconds; from a short prompt's tokens to a long answer."""
+
 LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)
 """Seconds of a whole request."""
 
@@ -127,9 +130,9 @@ class CoordinatorMetrics:
         )
         self._phase = Histogram(
             "pdserve_phase_seconds",
-            "Phases before the first token; they add up to its time.",
-            ["mode", "phase"],
-            buckets=TTFT_BUCKETS,
+            "Phases of a request; they add up to its duration, those before decode to its TTFT.",
+            ["mode", "arm", "phase"],
+            buckets=PHASE_BUCKETS,
             registry=registry,
         )
         self._route_metrics(registry)
@@ -236,7 +239,7 @@ class CoordinatorMetrics:
         if record.first_token is not None:
             self._ttft.labels(record.model, mode, arm).observe(record.first_token - record.received)
             for phase, spent in record.phases.items():
-                self._phase.labels(mode, phase).observe(spent)
+                self._phase.labels(mode, arm, phase).observe(spent)
         if record.usage is not None:
             self._latency.labels(record.model, mode, arm).observe(ended - record.received)
             tokens = self._tokens

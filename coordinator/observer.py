@@ -37,6 +37,7 @@ class Observer:
         record.done = True
         outcome = "ok" if error is None else error.reason.label
         ended = time.monotonic()
+        record.close(ended)
         self.metrics.request_done(record, None if error is None else error.reason, ended)
         usage = record.usage
         route = record.route

@@ -18,11 +18,16 @@ from coordinator.policy.estimate import Estimates
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.ticket import Priority
+from coordinator.timelines import RECENT, SLOWEST, Timelines
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode, Role
 
 MOVED_WITHIN_S = 2.0
 """How long a worker is given to drop what goes on elsewhere."""
+
+
+SHOWN = 50
+"""Recent requests that are told at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,13 @@ class Ops:
         fleet: Fleet,
         gateway: Gateway,
         metrics: CoordinatorMetrics,
+        timelines: Timelines,
     ) -> None:
         self._models = models
         self._fleet = fleet
         self._gateway = gateway
         self._metrics = metrics
+        self._timelines = timelines
         self._seen: set[tuple[str, Mode]] = set()
         self._all_tried = False
         self._stopping = False
@@ -170,6 +177,24 @@ class Ops:
                 model: _requests(admission) for model, admission in self._gateway.admissions.items()
             },
         }
+
+    def requests(self) -> dict[str, Any]:
+        """The timelines of requests that ended: the latest, and those that waited longest."""
+        return {
+            "recent": [asdict(it) for it in self._timelines.recent(SHOWN)],
+            "slowest": [asdict(it) for it in self._timelines.slowest()],
+        }
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The timeline of one request that ended. Raises RejectedError NOT_FOUND."""
+        found = self._timelines.find(request_id)
+        if found is None:
+            raise RejectedError(
+                ErrorReason.NOT_FOUND,
+                f"no request {request_id!r} is remembered here: the last {RECENT} that ended "
+                f"are, and the slowest {SLOWEST} of the last hour",
+            )
+        return asdict(found)
 
     def _pair(self, pair: Pair) -> dict[str, Any]:
         standing = self._fleet.pairs[pair]

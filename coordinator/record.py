@@ -14,11 +14,12 @@ from pdserve.types import Route, Usage
 class RequestRecord:
     """One per request, made by a façade on arrival; dispatch fills in what it learns.
 
-    `received` and all times are seconds of `time.monotonic`; `phases` are durations in the
-    order they passed, which add up to the time of the first token; what comes after it, as
-    when an answer is continued elsewhere, is no phase. `recoveries` are the reasons for which
-    it was. `predicted_cached_tokens` are those that the worker which read the prompt
-    was believed to have cached.
+    `received` and all times are seconds of `time.monotonic`. `segments` are the phases and
+    their durations in the order in which they passed, one after another without a gap, so that
+    they add up to the time since arrival; a phase may come again, as when an attempt failed.
+    `recoveries` are the reasons for which an answer was continued elsewhere.
+    `predicted_cached_tokens` are those that the worker which read the prompt was believed to
+    have cached.
     """
 
     request_id: str
@@ -37,40 +38,86 @@ class RequestRecord:
     decode_worker: str = ""
     fallbacks: list[str] = field(default_factory=list)
     recoveries: list[str] = field(default_factory=list)
-    phases: dict[str, float] = field(default_factory=dict)
+    segments: list[tuple[str, float]] = field(default_factory=list)
     first_token: float | None = None
     last_token: float = 0.0
     state: State = State.QUEUED
     done: bool = False
-    _phase_began: float = 0.0
+    _ended: float = 0.0
+    _running: str = "tokenise"
 
     def __post_init__(self) -> None:
-        self._phase_began = self.received
+        self._ended = self.received
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The seconds of each phase in all."""
+        phases: dict[str, float] = {}
+        for name, spent in self.segments:
+            phases[name] = phases.get(name, 0.0) + spent
+        return phases
 
     def twin(self, request_id: str) -> RequestRecord:
         """That of another request of the same call, of which nothing has been learnt yet."""
-        return replace(self, request_id=request_id, fallbacks=[], recoveries=[], phases={})
+        return replace(self, request_id=request_id, fallbacks=[], recoveries=[], segments=[])
 
     def apply(self, event: Event) -> None:
         self.state = advance(self.state, event)
+        if self.first_token is None:
+            self._running = _PHASE_OF.get(self.state, self._running)
 
-    def phase(self, name: str) -> None:
-        """Ends a phase now: the time since the last one ended is counted to `name`."""
+    def phase(self, name: str, **then: float) -> None:
+        """Ends phases now: those of `then` took so many seconds, one after another, and `name`
+        what was before. Does nothing while an answer is continued: that is one phase."""
         if self.first_token is not None:
             return
         now = time.monotonic()
-        self.phases[name] = self.phases.get(name, 0.0) + now - self._phase_began
-        self._phase_began = now
+        left = now - self._ended
+        parts = []
+        for part, seconds in reversed(then.items()):
+            # By a worker's clock, which may run a little ahead of ours; none goes below nothing.
+            taken = min(seconds, left)
+            parts.append((part, taken))
+            left -= taken
+        for part, taken in ((name, left), *reversed(parts)):
+            self._add(part, taken)
+        self._ended = now
+        if name == "tokenise":
+            self._running = "queue"
 
-    def split_phase(self, name: str, seconds: float, rest: str) -> None:
-        """Ends two phases now: `name` took `seconds` at the end, `rest` what was before."""
-        if self.first_token is not None:
-            return
-        self.phase(rest)
-        # A worker's clock may run a little ahead of ours; phases never go below nothing.
-        taken = min(seconds, self.phases[rest])
-        self.phases[rest] -= taken
-        self.phases[name] = self.phases.get(name, 0.0) + taken
+    def answers(self) -> None:
+        """The first token is about to be sent."""
+        now = time.monotonic()
+        self._end("first_step", now)
+        self.first_token = self.last_token = now
+        self._running = "decode"
+
+    def continued(self) -> None:
+        """Another worker goes on with the answer, of which nothing came since its last token."""
+        self._end("decode", self.last_token)
+        self._end("recovery", time.monotonic())
+
+    def close(self, at: float) -> None:
+        """The request ended: so does the phase that it was in."""
+        self._end(self._running, at)
+
+    def _end(self, name: str, at: float) -> None:
+        self._add(name, at - self._ended)
+        self._ended = at
+
+    def _add(self, name: str, spent: float) -> None:
+        if self.segments and self.segments[-1][0] == name:
+            spent += self.segments.pop()[1]
+        self.segments.append((name, spent))
+
+
+_PHASE_OF = {
+    State.PLANNED: "failed_attempts",
+    State.RESERVING: "reserve",
+    State.PREFILLING: "prefill",
+    State.DECODING: "decode_queue",
+}
+"""What a request that ends in that state was at; in PLANNED it looks for another way."""
 
 
 def ended_by(error: PdserveError | None) -> Event:

@@ -52,8 +52,7 @@ class ResponseStream:
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._error: PdserveError | None = None
-        now = time.monotonic()
-        record.first_token = record.last_token = now
+        record.answers()
 
     def expire_at(self, deadline: float) -> None:
         """Fails the stream with DEADLINE_EXCEEDED at that time of `time.monotonic`."""
@@ -113,6 +112,7 @@ class ResponseStream:
                 delta = await self._climb.resume(cause)
         except TimeoutError:
             raise _too_late() from None
+        self._record.continued()
         self._execution = self._climb.execution
         if self._take is not None:
             self._execution.forward(self._take)

@@ -320,6 +320,8 @@ def delta_to_proto(sequence_id: int, delta: Delta) -> decode_pb2.SequenceDelta:
     if delta.timings is not None:
         message.timings.queue_time.CopyFrom(duration(delta.timings.queue_s))
         message.timings.first_step_time.CopyFrom(duration(delta.timings.first_step_s))
+        if delta.timings.transfer_s:
+            message.timings.transfer_time.CopyFrom(duration(delta.timings.transfer_s))
     if delta.logprobs is not None:
         message.logprobs.extend(logprobs_to_proto(delta.logprobs))
     if delta.prompt_logprobs is not None:
@@ -347,7 +349,9 @@ def delta_from_proto(message: decode_pb2.SequenceDelta) -> Delta:
     if message.HasField("timings"):
         timings = message.timings
         delta.timings = FirstTokenTimings(
-            seconds(timings.queue_time), seconds(timings.first_step_time)
+            seconds(timings.queue_time),
+            seconds(timings.first_step_time),
+            seconds(timings.transfer_time),
         )
     if message.logprobs:
         delta.logprobs = logprobs_from_proto(message.logprobs)

@@ -128,10 +128,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenTimings:
-    """Seconds inside the decode worker: waiting (with the KV transfer), then the first step."""
+    """Seconds inside the decode worker: waiting, with the KV transfer, then the first step;
+    `transfer_s` is what the transfer took, 0 where there was none or it is not known."""
 
     queue_s: float
     first_step_s: float
+    transfer_s: float = 0.0
 
 
 @dataclass(slots=True)

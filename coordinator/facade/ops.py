@@ -16,7 +16,7 @@ MAX_DRAIN_S = 24 * 3600.0
 
 
 def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
-    """Health and version need no key, metrics any, the fleet and its workers' drain an admin's."""
+    """Health and version need no key, metrics any, the fleet an admin's."""
 
     @app.get("/health/live")
     async def live(request: Request) -> Response:
@@ -37,10 +37,28 @@ def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
         headers = {**request_id_header(request), "content-type": CONTENT_TYPE_LATEST}
         return Response(ops.metrics(), headers=headers)
 
+    _add_fleet(app, intake, ops)
+
+
+def _add_fleet(app: FastAPI, intake: Intake, ops: Ops) -> None:
+    def require_admin(request: Request) -> None:
+        if not intake.authenticate(request.headers.get("authorization")).admin:
+            raise RejectedError(ErrorReason.PERMISSION_DENIED, "this needs an admin key")
+
     @app.get("/fleet")
     async def fleet(request: Request) -> Response:
         require_admin(request)
         return json_response(ops.fleet(), request_id_header(request))
+
+    @app.get("/fleet/requests")
+    async def requests(request: Request) -> Response:
+        require_admin(request)
+        return json_response(ops.requests(), request_id_header(request))
+
+    @app.get("/fleet/requests/{asked_id:path}")
+    async def one_request(request: Request, asked_id: str) -> Response:
+        require_admin(request)
+        return json_response(ops.request(asked_id), request_id_header(request))
 
     # Not POST: that a page in a browser on this machine may send unasked, where no keys are set.
     @app.put("/fleet/workers/{worker_id:path}/drain")
@@ -48,10 +66,6 @@ def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
         require_admin(request)
         state = await ops.drain(worker_id, _seconds(deadline_s))
         return json_response(state, request_id_header(request))
-
-    def require_admin(request: Request) -> None:
-        if not intake.authenticate(request.headers.get("authorization")).admin:
-            raise RejectedError(ErrorReason.PERMISSION_DENIED, "this needs an admin key")
 
 
 def _seconds(deadline_s: str) -> float:

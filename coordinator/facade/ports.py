@@ -62,6 +62,12 @@ class Ops(Protocol):
     def fleet(self) -> dict[str, Any]:
         """Workers, routes and queues, as JSON."""
 
+    def requests(self) -> dict[str, Any]:
+        """The timelines of requests that ended, as JSON: the latest, and the slowest."""
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """The timeline of one request that ended, as JSON. Raises RejectedError NOT_FOUND."""
+
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         """Has a worker take nothing new, and answers, as JSON, when it has ended its work or the
         deadline passed. Raises PdserveError."""

@@ -140,7 +140,9 @@ class SimEngine:
             while not replayed.cut(delta := await sequence.next()):
                 pass
             delta.timings = FirstTokenTimings(
-                sequence.started - sequence.arrived, self._clock.now() - sequence.started
+                sequence.started - sequence.arrived,
+                self._clock.now() - sequence.started,
+                sequence.transfer_s,
             )
             if (top := request.sampling.prompt_logprobs) is not None:
                 delta.prompt_logprobs = [logprobs_at(t, top) for t in request.token_ids[1:]]
@@ -240,6 +242,7 @@ class SimEngine:
         finally:
             self._fetching -= 1
         self._transfers.append(Transfer(kv.transport, kv.num_bytes, seconds))
+        sequence.transfer_s = seconds
         sequence.computed = len(sequence.request.token_ids)
         sequence.blocks = None
         self._cache.insert(sequence.chain)

@@ -33,12 +33,14 @@ class SimSequence:
         "held",
         "request",
         "started",
+        "transfer_s",
     )
 
     def __init__(self, request: EngineRequest, answer: AnswerSource | None, arrived: float) -> None:
         self.request = request
         self.arrived = arrived
         self.started = -1.0
+        self.transfer_s = 0.0
         self.computed = 0
         self.cached_tokens = 0
         self.held = 0

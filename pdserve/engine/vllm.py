@@ -116,7 +116,8 @@ class VllmEngine:
                     if kv is None:
                         self._recorder.read(len(request.token_ids), output.num_cached_tokens or 0)
                     reason = ErrorReason.DECODE_FAILED
-                    timings = FirstTokenTimings(*_phases(output.metrics))
+                    took = 0.0 if kv is None else self._recorder.take_transfer_s(_name(kv))
+                    timings = FirstTokenTimings(*_phases(output.metrics), took)
                 if output.finished:
                     delta.finish_reason = _FINISH[completion.finish_reason]
                     delta.stop_reason = completion.stop_reason

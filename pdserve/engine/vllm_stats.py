@@ -24,6 +24,7 @@ class StepRecorder:
         self._listener = listener
         self.load = EngineLoad()
         self._failures: dict[str, DecodeError] = {}
+        self._fetched: dict[str, float] = {}
         self._ended: dict[str, list[LeaseEnd]] = {}
         self._holds_changed = asyncio.Event()
         self._prefill_pairs = 0
@@ -31,6 +32,11 @@ class StepRecorder:
     def take_failure(self, name: str) -> DecodeError | None:
         """Why a transfer into this engine failed, by what its holder calls it; told once."""
         return self._failures.pop(name, None)
+
+    def take_transfer_s(self, name: str) -> float:
+        """What a transfer into this engine took, in the worker where it took longest, by what its
+        holder calls it; told once. 0 where it is not known."""
+        return self._fetched.pop(name, 0.0)
 
     def end_of(self, name: str, num_workers: int) -> LeaseEnd | None:
         """How a hold of this engine ended: as in the worker where it ended worst, once it has in
@@ -91,13 +97,15 @@ class StepRecorder:
         for each in (grpc, nixl):
             for name, reason, message in each.get("failures", ()):
                 self._failures[name] = DecodeError(ErrorReason[reason], message)
+            for name, seconds in each.get("fetched", ()):
+                self._fetched[name] = max(seconds, self._fetched.get(name, 0.0))
             for name, end in each.get("ended", ()):
                 self._ended.setdefault(name, []).append(LeaseEnd(end))
         # Every waiter holds the event of its own time: setting it wakes them all, once.
         self._holds_changed.set()
         self._holds_changed = asyncio.Event()
         # Nobody may have asked for those of requests that were given up.
-        for told in (self._failures, self._ended):
+        for told in (self._failures, self._fetched, self._ended):
             while len(told) > _MAX_TOLD:
                 del told[next(iter(told))]
         return _nixl_transfers(nixl) + tuple(

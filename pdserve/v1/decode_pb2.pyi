@@ -363,6 +363,7 @@ class FirstTokenTimings(_message.Message):
 
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     FIRST_STEP_TIME_FIELD_NUMBER: _builtins.int
+    TRANSFER_TIME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
         """From arrival until the engine began to run the sequence; for handed-over
@@ -373,15 +374,22 @@ class FirstTokenTimings(_message.Message):
     def first_step_time(self) -> _duration_pb2.Duration:
         """From there until the first token."""
 
+    @_builtins.property
+    def transfer_time(self) -> _duration_pb2.Duration:
+        """What the KV transfer took, from its first blocks on: a part of queue_time.
+        Not set where there was none, or the engine does not tell.
+        """
+
     def __init__(
         self,
         *,
         queue_time: _duration_pb2.Duration | None = ...,
         first_step_time: _duration_pb2.Duration | None = ...,
+        transfer_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first_step_time", b"first_step_time", "queue_time", b"queue_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_step_time", b"first_step_time", "queue_time", b"queue_time", "transfer_time", b"transfer_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step_time", b"first_step_time", "queue_time", b"queue_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step_time", b"first_step_time", "queue_time", b"queue_time", "transfer_time", b"transfer_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,7 +84,8 @@ async def test_over_grpc_the_transfer_overlaps_the_prefill() -> None:
             await http_whole(fleet.coordinator, TEXT * 10, Mode.DISAGGREGATED)
             phases = fleet.coordinator.registry.get_sample_value
             waits[transport] = phases(
-                "pdserve_phase_seconds_sum", {"mode": "disaggregated", "phase": "decode_queue"}
+                "pdserve_phase_seconds_sum",
+                {"mode": "disaggregated", "arm": "none", "phase": "transfer"},
             )
     assert waits["grpc"] < 0.6 * waits["nixl"]
 

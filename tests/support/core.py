@@ -28,6 +28,7 @@ from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.record import RequestRecord
 from coordinator.response import ResponseStream
+from coordinator.timelines import Timelines
 from coordinator.worker import Worker
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, GatewayConfig, ModelConfig
@@ -108,9 +109,10 @@ class Core:
         self.gateway = Gateway(
             config.gateway, KeyRing.open_to_all(), self.models, self.fleet, self.metrics
         )
-        self.observer = Observer(self.metrics)
+        self.timelines = Timelines()
+        self.observer = Observer(self.metrics, [self.timelines])
         self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
-        self.ops = Ops(self.models, self.fleet, self.gateway, self.metrics)
+        self.ops = Ops(self.models, self.fleet, self.gateway, self.metrics, self.timelines)
         self.prover = Prover(self.fleet, self.models, self.reports.append, self._count_round)
 
     def _count_round(self) -> None:

@@ -172,6 +172,12 @@ class FakeOps:
     def fleet(self) -> dict[str, Any]:
         return {"workers": []}
 
+    def requests(self) -> dict[str, Any]:
+        return {"recent": [], "slowest": []}
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        return {"request_id": request_id}
+
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         self.drained.append((worker_id, deadline_s))
         return {"worker": worker_id, "unfinished": 0}

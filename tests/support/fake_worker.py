@@ -39,6 +39,7 @@ ANSWER_TOKENS = 3
 CACHED_AT_PREFILL = 2
 PREFILL_S = 0.25
 FIRST_STEP_S = 0.125
+TRANSFER_S = 0.5
 
 
 @dataclass(slots=True)
@@ -368,7 +369,8 @@ def answer(request: EngineRequest, *, handed_over: bool = False) -> list[Delta]:
     while len(tokens) < min(ANSWER_TOKENS, request.sampling.max_tokens or ANSWER_TOKENS):
         tokens.append((sum(request.token_ids) + sum(tokens)) % 10_007)
     deltas = [Delta(f"t{token} ", [token]) for token in tokens[replayed:]]
-    deltas[0].timings = FirstTokenTimings(queue_s=0.0, first_step_s=FIRST_STEP_S)
+    transfer_s = TRANSFER_S if handed_over else 0.0
+    deltas[0].timings = FirstTokenTimings(transfer_s, FIRST_STEP_S, transfer_s)
     prompt_tokens = len(request.token_ids)
     deltas[-1].finish_reason = FinishReason.LENGTH
     deltas[-1].usage = Usage(prompt_tokens, len(tokens), prompt_tokens - 1 if handed_over else 0)

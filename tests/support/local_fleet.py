@@ -29,6 +29,7 @@ from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
 from coordinator.record import RequestRecord
+from coordinator.timelines import Timelines
 from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
 from pdserve.clock import RealClock
@@ -166,9 +167,10 @@ class LocalFleet:
         self.gateway = Gateway(
             config.gateway, KeyRing.open_to_all(), served, self.fleet, self.metrics
         )
-        observer = Observer(self.metrics)
+        timelines = Timelines()
+        observer = Observer(self.metrics, [timelines])
         self.dispatcher = Dispatcher(served, self.fleet, self.gateway, observer)
-        self.ops = Ops(served, self.fleet, self.gateway, self.metrics)
+        self.ops = Ops(served, self.fleet, self.gateway, self.metrics, timelines)
         self.prover = Prover(self.fleet, served, lambda _: None, lambda: None)
         self.duties = Duties(self.fleet, elastic_models(config))
         self.records: list[RequestRecord] = []

@@ -29,6 +29,7 @@ from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import PairState
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
+from coordinator.timelines import Timelines
 from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
 from pdserve.channel import channel
@@ -169,9 +170,10 @@ class SimCoordinator:
             config.silence_s,
         )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models, self.fleet, metrics)
-        observer = Observer(metrics)
+        timelines = Timelines()
+        observer = Observer(metrics, [timelines])
         dispatcher = Dispatcher(models, self.fleet, self.gateway, observer)
-        self.ops = Ops(models, self.fleet, self.gateway, metrics)
+        self.ops = Ops(models, self.fleet, self.gateway, metrics, timelines)
         self._after_round = asyncio.Event()
         self._prover = Prover(self.fleet, models, lambda _: None, self._told)
         app = build_app(dispatcher, self.gateway, observer, self.ops)

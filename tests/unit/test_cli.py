@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy() -> None:
     shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[-1] == "loaded []"
     workers = ("up", "coordinator", "prefill", "decode", "drain")
-    verbs = (*workers, "chat", "status", "config", "keys", "model")
+    verbs = (*workers, "chat", "status", "trace", "config", "keys", "model")
     assert all(f"\n  {verb} " in shown.stdout for verb in verbs)
 
 

@@ -447,8 +447,10 @@ async def test_the_phases_of_a_hand_off_add_up_to_the_time_of_its_first_token() 
                 "reserve": 1,
                 "prefill_queue": 1.75,
                 "prefill": 0.25,
-                "decode_queue": 3.875,
+                "decode_queue": 3.375,
+                "transfer": 0.5,
                 "first_step": 0.125,
+                "decode": 0,
             }
         )
         assert record.first_token is not None

@@ -98,7 +98,7 @@ def test_an_answered_request_is_measured_by_route_and_arm() -> None:
         route=Route(Mode.DISAGGREGATED, "", "blue"),
         first_token=10.5,
         usage=Usage(7, 3, 2),
-        phases={"queue": 0.5},
+        segments=[("queue", 0.25), ("decode", 1.0), ("queue", 0.25)],
     )
     CoordinatorMetrics(registry).request_done(record, None, ended=12.0)
     by_arm = {"model": "tiny", "mode": "disaggregated", "arm": "blue"}
@@ -106,7 +106,10 @@ def test_an_answered_request_is_measured_by_route_and_arm() -> None:
     value = registry.get_sample_value
     assert value("pdserve_time_to_first_token_seconds_sum", by_arm) == 0.5
     assert value("pdserve_request_duration_seconds_sum", by_arm) == 2.0
-    assert value("pdserve_phase_seconds_sum", {"mode": "disaggregated", "phase": "queue"}) == 0.5
+    for phase, spent in (("queue", 0.5), ("decode", 1.0)):
+        labels = {"mode": "disaggregated", "arm": "blue", "phase": phase}
+        assert value("pdserve_phase_seconds_sum", labels) == spent
+        assert value("pdserve_phase_seconds_count", labels) == 1
     for kind, tokens in (("prompt", 7), ("cached", 2), ("completion", 3)):
         assert value("pdserve_tokens_total", {**by_mode, "kind": kind}) == tokens
 
@@ -154,7 +157,7 @@ def test_what_another_worker_s_cache_saved_tells_nothing_of_a_belief() -> None:
 
 def test_a_request_that_failed_before_its_first_token_leaves_latencies_alone() -> None:
     registry = CollectorRegistry()
-    record = finished(model="tiny", phases={"queue": 0.5})
+    record = finished(model="tiny", segments=[("queue", 0.5)])
     CoordinatorMetrics(registry).request_done(record, ErrorReason.NO_ROOM, ended=12.0)
     measured = {sample.name for family in registry.collect() for sample in family.samples}
     assert not [name for name in measured if name.endswith("_seconds_sum")]

@@ -62,19 +62,72 @@ def test_phases_add_up_to_the_time_since_arrival(clock: Time) -> None:
         clock.now += seconds
         told.phase(phase)
     clock.now += 4
-    told.split_phase("prefill", 3.0, rest="prefill_queue")
+    told.phase("prefill_queue", prefill=3.0)
     clock.now += 2
-    told.split_phase("first_step", 0.5, rest="decode_queue")
-    assert told.phases == {
-        "queue": 0.5,
-        "tokenise": 0.25,
-        "reserve": 1.0,
-        "prefill_queue": 1.0,
-        "prefill": 3.0,
-        "decode_queue": 1.5,
-        "first_step": 0.5,
-    }
+    told.phase("decode_queue", transfer=0.25, first_step=0.5)
+    told.answers()
+    clock.now += 8
+    told.close(clock.now)
+    assert told.segments == [
+        ("queue", 0.5),
+        ("tokenise", 0.25),
+        ("reserve", 1.0),
+        ("prefill_queue", 1.0),
+        ("prefill", 3.0),
+        ("decode_queue", 1.25),
+        ("transfer", 0.25),
+        ("first_step", 0.5),
+        ("decode", 8.0),
+    ]
     assert sum(told.phases.values()) == clock.now - told.received
+
+
+def test_what_another_worker_needed_to_go_on_is_no_decoding(clock: Time) -> None:
+    told = record()
+    told.phase("queue")
+    told.answers()
+    told.last_token = clock.now = 102.0
+    clock.now += 4
+    told.phase("decode_queue", first_step=1.0)  # of the other worker
+    told.continued()
+    clock.now += 8
+    told.close(clock.now)
+    assert told.segments == [
+        *(("queue", 0), ("first_step", 0)),
+        *(("decode", 2), ("recovery", 4), ("decode", 8)),
+    ]
+    assert told.phases == {"queue": 0, "first_step": 0, "decode": 10, "recovery": 4}
+
+
+@pytest.mark.parametrize(
+    ("events", "phase"),
+    [
+        ([], "queue"),
+        ([Event.PLAN], "failed_attempts"),
+        ([Event.PLAN, Event.RESERVE], "reserve"),
+        ([Event.PLAN, Event.RESERVE, Event.PREFILL], "prefill"),
+        ([Event.PLAN, Event.START], "decode_queue"),
+    ],
+)
+def test_a_request_that_ends_early_ends_in_a_phase(
+    clock: Time, events: list[Event], phase: str
+) -> None:
+    told = record()
+    clock.now += 1
+    told.phase("tokenise")
+    for event in events:
+        told.apply(event)
+    told.apply(Event.FAIL)
+    clock.now += 2
+    told.close(clock.now)
+    assert told.segments == [("tokenise", 1), (phase, 2)]
+
+
+def test_a_request_that_is_refused_at_the_door_has_one_phase(clock: Time) -> None:
+    told = record()
+    clock.now += 1
+    told.close(clock.now)
+    assert told.segments == [("tokenise", 1)]
 
 
 def test_a_phase_that_comes_again_is_added_to(clock: Time) -> None:
@@ -83,13 +136,16 @@ def test_a_phase_that_comes_again_is_added_to(clock: Time) -> None:
         clock.now += 1
         told.phase("reserve")
     assert told.phases == {"reserve": 2.0}
+    told.phase("queue")
+    told.phase("reserve")
+    assert told.segments == [("reserve", 2.0), ("queue", 0.0), ("reserve", 0.0)]
 
 
 def test_a_worker_whose_clock_runs_ahead_makes_no_phase_negative(clock: Time) -> None:
     told = record()
     clock.now += 1
-    told.split_phase("prefill", 1.5, rest="prefill_queue")
-    assert told.phases == {"prefill_queue": 0.0, "prefill": 1.0}
+    told.phase("decode_queue", transfer=0.75, first_step=0.5)
+    assert told.phases == {"decode_queue": 0.0, "transfer": 0.5, "first_step": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +210,7 @@ def test_the_access_log_says_what_became_of_a_request(
     told.usage = Usage(7, 3, 2)
     clock.now += 0.25
     told.phase("queue")
-    told.first_token = clock.now
+    told.answers()
     clock.now += 1
     observer.done(told, None)
     assert logs == [
@@ -182,7 +238,7 @@ def test_the_access_log_says_what_became_of_a_request(
             "cached_tokens": 2,
             "ttft_ms": 250.0,
             "duration_ms": 1250.0,
-            "phases_ms": {"queue": 250.0},
+            "phases_ms": {"queue": 250.0, "first_step": 0.0, "decode": 1000.0},
         }
     ]
 

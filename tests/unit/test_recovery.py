@@ -19,6 +19,7 @@ from tests.support.core import Answer, Core, assert_complete, running
 from tests.support.fake_worker import (
     ANSWER_TOKENS,
     CACHED_AT_PREFILL,
+    FIRST_STEP_S,
     FakeWorker,
     Gate,
     Script,
@@ -410,3 +411,29 @@ async def test_many_answers_of_a_dead_worker_go_on_at_once() -> None:
         writers[0].restart()
         for given in await asyncio.gather(*asking):
             assert_complete(given)
+
+
+# Its timeline.
+
+
+@on_virtual_time
+async def test_what_the_way_to_another_worker_took_is_a_phase_of_its_own() -> None:
+    writers = decodes(2)
+    async with running(*writers) as core:
+        writers[0].starts.append([2.0, *said(2), 3.0, lost()])
+        writers[0].starts.append([5.0])
+        began = time.monotonic()
+        await core.ask(sampling=PLAIN, max_tokens=None)
+        segments = [(name, pytest.approx(spent)) for name, spent in core.record.segments]
+        assert segments == [
+            ("tokenise", 0),
+            ("queue", 0),
+            ("decode_queue", 2 - FIRST_STEP_S),
+            ("first_step", FIRST_STEP_S),
+            ("decode", 0),
+            ("recovery", 3 + 5),
+            ("decode", 0),
+        ]
+        found = core.timelines.find(core.record.request_id)
+        assert found is not None
+        assert sum(spent for _, spent in found.segments) == pytest.approx(time.monotonic() - began)

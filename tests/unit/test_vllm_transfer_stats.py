@@ -93,6 +93,16 @@ def test_what_nobody_asks_for_is_forgotten(
     assert recorder.take_failure("a") is None
 
 
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_a_transfer_took_as_long_as_in_its_slowest_worker(
+    recorder: StepRecorder, connector: str
+) -> None:
+    for seconds in (0.25, 0.5, 0.125):
+        recorder.record(stats(connector, fetched=[("t", seconds), ("other", 9.0)]))
+    assert recorder.take_transfer_s("t") == 0.5
+    assert recorder.take_transfer_s("t") == 0, "told once"
+
+
 def test_transfers_are_told_with_their_step(recorder: StepRecorder, steps: list[StepStats]) -> None:
     recorder.record(stats("PdGrpcConnector", transfers=[(5, 0.5)]))
     recorder.record(stats("PdNixlConnector", bytes_transferred=[7], transfer_duration=[0.7]))

@@ -18,6 +18,12 @@ from tests.support.http_facade import (
 )
 
 DRAIN_PATH = "/fleet/workers/d%2F1/drain"
+ADMINS_ALONE = (
+    ("GET", "/fleet"),
+    ("GET", "/fleet/requests"),
+    ("GET", "/fleet/requests/r1"),
+    ("PUT", DRAIN_PATH),
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,6 +48,13 @@ async def test_what_operators_ask(facade: HttpFacade) -> None:
     assert metrics.headers["content-type"].startswith("text/plain; version=")
     assert (await facade.client.get("/version")).json()["version"]
     assert (await facade.client.get("/fleet")).json() == {"workers": []}
+
+
+async def test_timelines_are_told(facade: HttpFacade) -> None:
+    listed = await facade.client.get("/fleet/requests")
+    assert listed.json() == {"recent": [], "slowest": []}
+    one = await facade.client.get("/fleet/requests/a%2Fb")
+    assert one.json() == {"request_id": "a/b"}
 
 
 async def test_a_worker_is_drained_by_an_operator(facade: HttpFacade) -> None:
@@ -80,8 +93,7 @@ async def test_keys() -> None:
             ("GET", "/v1/models"),
             ("GET", "/v1/models/tiny"),
             ("GET", "/metrics"),
-            ("GET", "/fleet"),
-            ("PUT", DRAIN_PATH),
+            *ADMINS_ALONE,
         ):
             for key in (None, "pd-wrong"):
                 response = await ask(method, path, key)
@@ -91,7 +103,7 @@ async def test_keys() -> None:
             assert (await ask("GET", path, None)).status_code == 200
         for path in ("/v1/models", "/metrics"):
             assert (await ask("GET", path, user)).status_code == 200
-        for method, path in (("GET", "/fleet"), ("PUT", DRAIN_PATH)):
+        for method, path in ADMINS_ALONE:
             assert_error(await ask(method, path, user), 403, "permission_denied", None)
             assert (await ask(method, path, admin)).status_code == 200
 

@@ -12,18 +12,20 @@ from pdserve.types import LeaseEnd
 
 class GrpcStats(KVConnectorStats):  # type: ignore[misc]
     """`data` has lists, to be read by `pdserve.engine.vllm_stats`: `transfers` as (bytes,
-    seconds), `failures` as (transfer id, reason, message), `ended` as (transfer id, LeaseEnd)."""
+    seconds), `fetched` as (transfer id, seconds), `failures` as (transfer id, reason, message),
+    `ended` as (transfer id, LeaseEnd)."""
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
         super().__init__(data or {})
         self.reset()
 
     def reset(self) -> None:
-        for name in ("transfers", "failures", "ended"):
+        for name in ("transfers", "fetched", "failures", "ended"):
             self.data.setdefault(name, [])
 
-    def fetched(self, num_bytes: int, seconds: float) -> None:
+    def fetched(self, transfer_id: str, num_bytes: int, seconds: float) -> None:
         self.data["transfers"].append((num_bytes, seconds))
+        self.data["fetched"].append((transfer_id, seconds))
 
     def failed(self, transfer_id: str, failure: DecodeError) -> None:
         self.data["failures"].append((transfer_id, failure.reason.name, failure.message))

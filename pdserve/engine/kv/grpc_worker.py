@@ -98,7 +98,7 @@ class GrpcWorker:
         for fetched in self._fetcher.finished():
             results.finished_recving.add(fetched.order.request_id)
             if fetched.failure is None:
-                self._stats.fetched(fetched.num_bytes, fetched.seconds)
+                self._stats.fetched(fetched.order.transfer_id, fetched.num_bytes, fetched.seconds)
             else:
                 results.failed_recving.add(fetched.order.request_id)
                 self._stats.failed(fetched.order.transfer_id, fetched.failure)

@@ -9,12 +9,16 @@ from pdserve.types import LeaseEnd
 
 
 class NixlStats(NixlKVConnectorStats):  # type: ignore[misc]
-    """vLLM's own, and besides, to be read by `pdserve.engine.vllm_stats`: `failures` as (the
-    holder's request id, reason, message), `ended` as (request id here, LeaseEnd)."""
+    """vLLM's own, and besides, to be read by `pdserve.engine.vllm_stats`: `fetched` as (the
+    holder's request id, seconds), `failures` as (that id, reason, message), `ended` as (request
+    id here, LeaseEnd)."""
 
     def reset(self) -> None:
         super().reset()
-        self.data |= {"failures": [], "ended": []}
+        self.data |= {"fetched": [], "failures": [], "ended": []}
+
+    def fetched(self, request_id: str, seconds: float) -> None:
+        self.data["fetched"].append((request_id, seconds))
 
     def failed(self, request_id: str, failure: DecodeError) -> None:
         self.data["failures"].append((request_id, failure.reason.name, failure.message))
@@ -23,5 +27,5 @@ class NixlStats(NixlKVConnectorStats):  # type: ignore[misc]
         self.data["ended"].append((request_id, end.value))
 
     def is_empty(self) -> bool:
-        told = self.data["failures"] or self.data["ended"]
+        told = self.data["fetched"] or self.data["failures"] or self.data["ended"]
         return not told and bool(super().is_empty())

@@ -190,7 +190,10 @@ class VerifyingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                     self._handle_failed_transfer(request_id, None, failed)
         for request_id in done:
             self._watcher.end(request_id)
-            self._began.pop(request_id, None)
+            began = self._began.pop(request_id, None)
+            if began is not None and request_id not in failed:
+                holder = self._recving_metadata[request_id].remote
+                self.xfer_stats.fetched(holder.request_id, time.monotonic() - began)
             self._given_up.discard(request_id)
         return done, failed
 
