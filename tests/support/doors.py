@@ -1,0 +1,94 @@
+"""Clients of several coordinators, who know them as a load balancer does: by their health."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.support.asking import TEXT, events
+
+SERVING = ("ready", "loaded")
+"""The states of workers that may be given work."""
+
+
+@dataclass
+class Doors:
+    """Streams requests through whichever coordinator is ready.
+
+    `client` must keep no connection open; `addresses` are the coordinators', and may change at
+    any time.
+    """
+
+    client: httpx.AsyncClient
+    model: str
+    tokens: int
+    addresses: list[str] = field(default_factory=list)
+
+    async def pick(self) -> str:
+        for at in itertools.count():
+            address = self.addresses[at % len(self.addresses)]
+            with suppress(httpx.TransportError):
+                if (await self.client.get(f"http://{address}/health/ready")).status_code == 200:
+                    return address
+        raise AssertionError
+
+    async def ask(self, number: int) -> None:
+        """One request, by turns in either mode; fails if it is not answered in full."""
+        mode = ("colocated", "disaggregated")[number % 2]
+        body = {
+            "model": self.model,
+            "prompt": f"{number} {TEXT}",
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        address = await self.pick()
+        async with self.client.stream(
+            "POST",
+            f"http://{address}/v1/completions",
+            json=body,
+            headers={"x-pdserve-mode": mode, "connection": "close"},
+        ) as response:
+            lines = [line async for line in response.aiter_lines()]
+            assert response.status_code == 200, lines
+        *_, usage, done = events(lines)
+        assert done == "[DONE]", usage
+        assert usage["usage"]["completion_tokens"] == self.tokens
+
+    @asynccontextmanager
+    async def under_load(self, askers: int) -> AsyncIterator[list[int]]:
+        """Each asks one thing after another for as long as the context is open; how often each
+        one did is in the list afterwards."""
+        enough, numbers, asked = asyncio.Event(), itertools.count(), [0] * askers
+
+        async def keep_asking(asker: int) -> None:
+            while not enough.is_set():
+                await self.ask(next(numbers))
+                asked[asker] += 1
+
+        async with asyncio.TaskGroup() as load:
+            for asker in range(askers):
+                load.create_task(keep_asking(asker))
+            yield asked
+            enough.set()
+
+    async def epochs(self, address: str) -> dict[str, str]:
+        """Of the workers that this coordinator may give work, by their ids."""
+        fleet: Any = (await self.client.get(f"http://{address}/fleet")).json()
+        return {w["id"]: w["epoch"] for w in fleet["workers"] if w["state"] in SERVING}
+
+    async def until_serves(
+        self, address: str, worker_id: str, not_in: str, within_s: float
+    ) -> None:
+        """Returns when this coordinator has proven a process of the worker other than that of
+        the epoch `not_in`."""
+        async with asyncio.timeout(within_s):
+            while (await self.epochs(address)).get(worker_id, not_in) == not_in:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
