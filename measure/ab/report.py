@@ -1,0 +1,236 @@
+"""What the slots of an experiment say: differences with their intervals, and a verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import median
+
+from measure.ab.evidence import Interval, interval, times_as_many
+from measure.ab.slots import Arm, Experiment, Slot
+from pdserve.types import Mode
+
+ALPHA = 0.05
+"""Probability of a false verdict of an experiment, however often and long it is looked at."""
+
+Pair = tuple[Slot, Slot]
+"""The slots of one block: of the first arm, and of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of both arms, in `unit`. `change` is a difference in parts of one: absolute for
+    the attainment, which is a part of one itself, else relative to the first arm."""
+
+    name: str
+    unit: str
+    first: float | None
+    other: float | None
+    change: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An arm beside the first one, over so many whole blocks. The verdict is made by the row
+    `goodput` alone: the others are shown, each with an interval of its own."""
+
+    first: Arm
+    other: Arm
+    blocks: int
+    requests: int
+    goodput: Row
+    rows: Sequence[Row]
+    verdict: str
+
+
+def compare(experiment: Experiment, gpu_hour: float) -> list[Comparison]:
+    """Each arm with the first. `gpu_hour` is the price of a GPU for an hour."""
+    first, *others = experiment.arms
+    found = {(slot.block, slot.arm): slot for slot in experiment.slots if slot.asked}
+    return [_compare(experiment, found, (first, other), gpu_hour) for other in others]
+
+
+def _compare(
+    experiment: Experiment,
+    found: Mapping[tuple[int, str], Slot],
+    arms: tuple[Arm, Arm],
+    gpu_hour: float,
+) -> Comparison:
+    first, other = arms
+    blocks = sorted(block for block, arm in found if arm == first.name)
+    pairs = [
+        (found[block, first.name], found[block, other.name])
+        for block in blocks
+        if (block, other.name) in found
+    ]
+    alpha = ALPHA / (len(experiment.arms) - 1)
+    differences = [
+        _relative(_attained(mine) / first.gpus, _attained(theirs) / other.gpus)
+        for mine, theirs in pairs
+    ]
+    decisive = interval(differences, alpha)
+    requests = sum(mine.asked + theirs.asked for mine, theirs in pairs)
+    times = times_as_many(differences, alpha) if pairs else inf
+    goodput = Row(
+        "goodput", "good/s/GPU", _goodput(pairs, 0, first), _goodput(pairs, 1, other),
+        _as_ratio(decisive),
+    )  # fmt: skip
+    rows = [_attainment(pairs), *_latencies(pairs), _cost(pairs, arms, gpu_hour)]
+    verdict = _verdict(experiment, arms, decisive, (requests, times))
+    return Comparison(first, other, len(pairs), requests, goodput, rows, verdict)
+
+
+def _verdict(
+    experiment: Experiment, arms: tuple[Arm, Arm], decisive: Interval, seen: tuple[int, float]
+) -> str:
+    first, other = arms
+    for arm in arms:
+        if arm.stopped:
+            return f"{_keep(first) if arm is other else _take(first, other)}: {arm.stopped}"
+    if experiment.assignment == "shadow":
+        return "no verdict: copies share the fleet with what they are copies of"
+    if not experiment.equal_weights:
+        return "no verdict: arms of unequal weight are not compared block by block"
+    if decisive.low > 0:
+        return _take(first, other)
+    if decisive.high < 0:
+        return _keep(first)
+    return f"not yet known, {_more(*seen)}"
+
+
+def _keep(first: Arm) -> str:
+    return f"stay {first.mode}" if first.mode is Mode.COLOCATED else f"keep {first.name}"
+
+
+def _take(first: Arm, other: Arm) -> str:
+    if other.mode is first.mode:
+        return f"take {other.name}"
+    words = {
+        Mode.DISAGGREGATED: "disaggregate",
+        Mode.AUTO: "choose request by request (auto)",
+        Mode.COLOCATED: "serve colocated",
+    }
+    return words[other.mode]
+
+
+def _more(requests: int, times: float) -> str:
+    """How many requests more would decide it, if they are like those so far."""
+    if not requests:
+        return "for no block is complete"
+    if not isfinite(times) or times > 1000:
+        return "and no difference in sight"
+    number = max(1.0, (times - 1) * requests)
+    digits = 10 ** max(0, len(str(int(number))) - 2)
+    return f"about {round(number / digits) * digits:,.0f} more requests"
+
+
+def _attained(slot: Slot) -> float:
+    return slot.good / slot.asked
+
+
+def _attainment(pairs: Sequence[Pair]) -> Row:
+    shares = [
+        _over(sum(pair[side].good for pair in pairs), sum(pair[side].asked for pair in pairs))
+        for side in (0, 1)
+    ]
+    change = interval([_attained(theirs) - _attained(mine) for mine, theirs in pairs], ALPHA)
+    first, other = (_times(share, 100) for share in shares)
+    return Row("SLO attainment", "%", first, other, change)
+
+
+def _goodput(pairs: Sequence[Pair], side: int, arm: Arm) -> float | None:
+    """At the load that both had: the arm that by chance was asked more did not serve more."""
+    asked = sum(mine.asked + theirs.asked for mine, theirs in pairs)
+    seconds = sum(mine.seconds + theirs.seconds for mine, theirs in pairs)
+    attained = _over(
+        sum(pair[side].good for pair in pairs), sum(pair[side].asked for pair in pairs)
+    )
+    rate = _over(asked, seconds)
+    return None if attained is None or rate is None else attained * rate / arm.gpus
+
+
+def _latencies(pairs: Sequence[Pair]) -> list[Row]:
+    rows = []
+    for name, unit, factor, field in (
+        ("TTFT", "s", 1.0, "ttft_s"),
+        ("ITL", "ms", 1000.0, "itl_s"),
+    ):
+        for place, percent in enumerate(("p50", "p90", "p99")):
+
+            def value(slot: Slot, field: str = field, place: int = place) -> float | None:
+                quantiles = getattr(slot, field)
+                return None if quantiles is None else float(quantiles[place])
+
+            rows.append(_latency(pairs, f"{name} {percent}", (unit, factor), value))
+    return rows
+
+
+def _latency(
+    pairs: Sequence[Pair],
+    name: str,
+    scale: tuple[str, float],
+    value: Callable[[Slot], float | None],
+) -> Row:
+    """Each slot's quantile is its observation: the shown one is the median of them."""
+    both = [
+        (mine, theirs)
+        for mine, theirs in ((value(mine), value(theirs)) for mine, theirs in pairs)
+        if mine is not None and theirs is not None
+    ]
+    unit, factor = scale
+    change = interval([_relative(mine, theirs) for mine, theirs in both], ALPHA)
+    shown = [median(side) * factor for side in zip(*both, strict=True)] or [None, None]
+    return Row(name, unit, shown[0], shown[1], _as_ratio(change))
+
+
+def _cost(pairs: Sequence[Pair], arms: tuple[Arm, Arm], gpu_hour: float) -> Row:
+    """Of a million tokens, prompts and answers, in answers that met the targets."""
+
+    def seconds(slot: Slot, arm: Arm) -> float:
+        return slot.seconds * arm.gpus
+
+    first, other = arms
+    # Fewer tokens a GPU-second are a higher cost; none at all still are a number.
+    change = interval(
+        [
+            -_relative(
+                mine.good_tokens / seconds(mine, first), theirs.good_tokens / seconds(theirs, other)
+            )
+            for mine, theirs in pairs
+        ],
+        ALPHA,
+    )
+    shown = [
+        _times(
+            _over(
+                sum(seconds(pair[side], arm) for pair in pairs),
+                sum(pair[side].good_tokens for pair in pairs),
+            ),
+            gpu_hour / 3600 * 1e6,
+        )
+        for side, arm in enumerate(arms)
+    ]
+    return Row("cost", "per million good tokens", shown[0], shown[1], _as_ratio(change))
+
+
+def _relative(first: float, other: float) -> float:
+    """The difference in parts of the sum: from -1 to 1, and turned when the arms are."""
+    return (other - first) / (other + first) if other + first else 0.0
+
+
+def _as_ratio(change: Interval) -> Interval:
+    """Parts of the sum as parts of the first."""
+    return Interval(*(2 * part / (1 - part) if part < 1 else inf for part in _parts(change)))
+
+
+def _parts(change: Interval) -> tuple[float, float, float]:
+    return change.low, change.middle, change.high
+
+
+def _over(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,86 @@
+"""A report as Markdown, for a terminal and for a page. Pure."""
+
+from __future__ import annotations
+
+from math import isinf
+
+from measure.ab.evidence import Interval
+from measure.ab.report import ALPHA, Comparison, Row
+from measure.ab.slots import Experiment
+from measure.page import table
+
+_MANY = 10.0
+"""A change that is shown as a factor."""
+
+
+def render(experiment: Experiment, comparisons: list[Comparison]) -> str:
+    parts = []
+    for one in comparisons:
+        parts += [
+            f"**{one.first.name} or {one.other.name}: {one.verdict}**",
+            f"{one.blocks} blocks, {one.requests:,} requests; {_capacity(one)}",
+            _table(one),
+        ]
+    parts.append(
+        f"The verdict is made by goodput alone, and is false with a probability of {ALPHA:.0%} at "
+        "most, however often it is looked at. Each other interval is one of 95 % by itself."
+        + (
+            " Requests of both arms share the queues of one fleet, which hides a part of what they "
+            "differ by."
+            if experiment.assignment in ("sticky", "shadow")
+            else ""
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _capacity(one: Comparison) -> str:
+    first, other = one.first, one.other
+    if first.gpus == other.gpus:
+        return f"equal capacity: {first.gpus:g} GPUs (or workers) each"
+    return (
+        f"normalised per GPU (or worker): {first.name} can use {first.gpus:g}, "
+        f"{other.name} {other.gpus:g}"
+    )
+
+
+def _table(one: Comparison) -> str:
+    rows = [
+        (
+            f"{row.name}, {row.unit}",
+            _number(row.first),
+            _number(row.other),
+            *_change(row, absolute=row.name == "SLO attainment"),
+        )
+        for row in (one.goodput, *one.rows)
+    ]
+    return table(("", one.first.name, one.other.name, "difference", "interval"), rows)
+
+
+def _change(row: Row, *, absolute: bool) -> tuple[str, str]:
+    if row.first is None or row.other is None:
+        return "-", "-"
+    change: Interval = row.change
+    words = [
+        _points(part) if absolute else _percent(part)
+        for part in (change.low, change.middle, change.high)
+    ]
+    return words[1], f"{words[0]} to {words[2]}"
+
+
+def _points(part: float) -> str:
+    return f"{part * 100:+.1f} points"
+
+
+def _percent(part: float) -> str:
+    if isinf(part) or part > 100 * _MANY:
+        return "any more"
+    if part > _MANY:
+        return f"{part + 1:,.0f} times"
+    return f"{part * 100:+.1f} %"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
