@@ -17,7 +17,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from decode_svc.service import DecodeService
-from pdserve import logs, models
+from pdserve import logs, models, tracing
 from pdserve.clock import RealClock
 from pdserve.config import Settings, WorkerConfig
 from pdserve.engine.base import Engine, StepStats
@@ -27,6 +27,7 @@ from pdserve.fleet_key import read_key, require_trust
 from pdserve.handle import seal_key
 from pdserve.metrics import WorkerMetrics, metrics_server
 from pdserve.server import GrpcServer, StopSignals, capture_signals, unless
+from pdserve.tracing import Tracer
 from pdserve.types import Role
 from pdserve.v1 import decode_pb2, prefill_pb2, worker_pb2
 from pdserve.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
@@ -70,7 +71,10 @@ async def run_worker(settings: Settings, *, started: Started | None = None) -> N
         metrics_address = stack.enter_context(metrics_server(config.metrics, registry, key))
         # Blocks the loop, on which nothing runs yet; a signal still ends the process at once.
         built = _build_engine(config, settings.fleet.key_file)
-        worker = _Worker(config, built, registry, seal_key(key))
+        tracer = tracing.tracer(settings.tracing, "pdserve-worker", config.id)
+        if tracer is not None:
+            stack.callback(tracer.close)
+        worker = _Worker(config, built, registry, seal_key(key), tracer)
         signals = stack.enter_context(capture_signals())
         worker.register(server)
         stack.push_async_callback(worker.engine.close)
@@ -88,14 +92,19 @@ class _Worker:
     """The parts of one worker and the order in which they end."""
 
     def __init__(
-        self, config: WorkerConfig, engine: Engine, registry: CollectorRegistry, key: bytes
+        self,
+        config: WorkerConfig,
+        engine: Engine,
+        registry: CollectorRegistry,
+        key: bytes,
+        tracer: Tracer | None,
     ) -> None:
         """`key` is that of the fleet's seals."""
         self.engine = engine
         self._key = key
         self._config = config
         self._metrics = WorkerMetrics(registry)
-        self._workload = Workload(self._metrics.sequence_ended)
+        self._workload = Workload(self._metrics.sequence_ended, tracer)
         self._identity = WorkerIdentity(
             config.id, secrets.token_hex(8), config.roles, config.model.name
         )

@@ -47,8 +47,12 @@ class Dispatcher:
         fleet: Fleet,
         gateway: Gateway,
         observer: Observer,
+        *,
+        traces: bool = False,
     ) -> None:
+        """`traces` says that workers are to be told which trace a request is in."""
         self.models = models
+        self._traces = traces
         self._fleet = fleet
         self._gateway = gateway
         self._observer = observer
@@ -95,6 +99,8 @@ class Dispatcher:
             token_ids = await model.encoder.encode_async(spec.prompt, truncation)
             record.prompt_tokens = len(token_ids)
             request = _engine_request(spec, token_ids, context_length, model.defaults.max_tokens)
+            if self._traces and record.place is not None:
+                request = replace(request, traceparent=record.place.traceparent)
             record.phase("tokenise")
             prompt = PromptBlocks(request.token_ids, request.cache_salt)
             await permit.admit(self._work(spec, model, request, prompt))

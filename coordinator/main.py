@@ -32,9 +32,10 @@ from coordinator.observer import Observer
 from coordinator.ops import Ops
 from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
 from coordinator.proving import Prover
+from coordinator.spans import Spans
 from coordinator.timelines import Timelines
 from coordinator.worker_client import GrpcWorkerClient
-from pdserve import logs, models
+from pdserve import logs, models, tracing
 from pdserve.channel import channel
 from pdserve.clock import RealClock
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
@@ -91,8 +92,9 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
     )
     gateway = Gateway(config.gateway, keys, served, fleet, metrics)
     timelines = Timelines()
-    observer = Observer(metrics, [timelines])
-    dispatcher = Dispatcher(served, fleet, gateway, observer)
+    tracer = tracing.tracer(settings.tracing, "pdserve-coordinator")
+    observer = Observer(metrics, [timelines, *([] if tracer is None else [Spans(tracer)])])
+    dispatcher = Dispatcher(served, fleet, gateway, observer, traces=tracer is not None)
     ops = Ops(served, fleet, gateway, metrics, timelines)
     prover = Prover(fleet, served, report=_report, after_round=_Readiness(ops).tell_once)
 
@@ -107,6 +109,8 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
     duties = Duties(fleet, elastic_models(config))
     parts = (fleet.run, discovery.run, prover.run, duties.run)
     await _serve(config, http, grpc, parts, ops)
+    if tracer is not None:
+        tracer.close()
 
 
 async def _serve(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.lifecycle import Event, State, advance
 from pdserve.errors import ErrorReason, PdserveError
-from pdserve.types import Route, Usage
+from pdserve.tracing import Place, new_span_id
+from pdserve.types import FinishReason, Route, Usage
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class RequestRecord:
     their durations in the order in which they passed, one after another without a gap, so that
     they add up to the time since arrival; a phase may come again, as when an attempt failed.
     `recoveries` are the reasons for which an answer was continued elsewhere.
+    `place` is that of its own span, None where its caller wants no trace of it.
     `predicted_cached_tokens` are those that the worker which read the prompt was believed to
     have cached.
     """
@@ -33,6 +35,8 @@ class RequestRecord:
     route: Route | None = None
     prompt_tokens: int = 0
     usage: Usage | None = None
+    finish_reason: FinishReason | None = None
+    place: Place | None = None
     predicted_cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""
@@ -59,7 +63,10 @@ class RequestRecord:
 
     def twin(self, request_id: str) -> RequestRecord:
         """That of another request of the same call, of which nothing has been learnt yet."""
-        return replace(self, request_id=request_id, fallbacks=[], recoveries=[], segments=[])
+        place = self.place and replace(self.place, span_id=new_span_id())
+        return replace(
+            self, request_id=request_id, place=place, fallbacks=[], recoveries=[], segments=[]
+        )
 
     def apply(self, event: Event) -> None:
         self.state = advance(self.state, event)

@@ -101,6 +101,7 @@ class ResponseStream:
         if delta.finish_reason is not None:
             self._ended = True
             self._record.usage = delta.usage
+            self._record.finish_reason = delta.finish_reason
             if delta.usage is not None:
                 self._on_answer(delta.usage.completion_tokens)
         return delta

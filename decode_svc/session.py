@@ -14,7 +14,17 @@ from pdserve import convert
 from pdserve.engine.base import Engine
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, RejectedError
 from pdserve.room import Room
-from pdserve.types import EngineRequest, Failure, KvDescriptor, KvHandle, Role
+from pdserve.tracing import Attributes
+from pdserve.types import (
+    Delta,
+    EngineRequest,
+    Failure,
+    FirstTokenTimings,
+    KvDescriptor,
+    KvHandle,
+    Mode,
+    Role,
+)
 from pdserve.v1 import decode_pb2
 from pdserve.workload import Workload
 
@@ -180,9 +190,9 @@ class Session:
     ) -> None:
         """Runs one sequence to its end, whatever that is, and tells it."""
         try:
-            with self._shared.workload.sequence(Role.DECODE):
+            with self._shared.workload.sequence(Role.DECODE, request.traceparent) as told:
                 await turn.wait()
-                await self._generate(sequence_id, request, kv)
+                told.update(await self._generate(sequence_id, request, kv))
         except PdserveError as error:
             self.outgoing.fail(sequence_id, _told(error))
         except Exception:
@@ -197,19 +207,45 @@ class Session:
 
     async def _generate(
         self, sequence_id: int, request: EngineRequest, kv: KvHandle | None
-    ) -> None:
+    ) -> Attributes:
+        """Returns what its span tells of the sequence, where it has one."""
         descriptor: KvDescriptor | None = None
         if kv is not None:
             now = self._shared.wall_clock()
             descriptor = self._shared.verifier.use(kv, request, now)
         add = self.outgoing.add
         # Never left early but by a cancellation, which the engine sees in its own await.
-        async for delta in self._shared.engine.generate(request, descriptor):
-            add(sequence_id, delta)
+        deltas = self._shared.engine.generate(request, descriptor)
+        first = last = await anext(deltas)
+        timings = first.timings
+        add(sequence_id, first)
+        async for last in deltas:
+            add(sequence_id, last)
+        return _described(request, kv, timings, last) if request.traceparent else {}
 
     def _close_if_done(self) -> None:
         if self._finishing and not self._tasks:
             self.outgoing.close()
+
+
+def _described(
+    request: EngineRequest, kv: KvHandle | None, timings: FirstTokenTimings | None, last: Delta
+) -> Attributes:
+    assert last.usage is not None
+    assert last.finish_reason is not None
+    told: Attributes = {
+        "gen_ai.usage.output_tokens": last.usage.completion_tokens,
+        "gen_ai.response.finish_reasons": [last.finish_reason.value],
+        "pdserve.request_id": request.request_id,
+        "pdserve.mode": (Mode.COLOCATED if kv is None else Mode.DISAGGREGATED).value,
+    }
+    if kv is not None:
+        told["pdserve.transport"] = kv.descriptor.transport
+    if timings is not None:
+        told["pdserve.queue_s"] = timings.queue_s
+        told["pdserve.transfer_s"] = timings.transfer_s
+        told["pdserve.first_step_s"] = timings.first_step_s
+    return told
 
 
 def _told(error: PdserveError) -> Failure:

@@ -30,6 +30,7 @@ from pydantic_settings.exceptions import SettingsError
 
 from pdserve.errors import ConfigError
 from pdserve.sources import parse_source
+from pdserve.tracing_config import TracingConfig
 from pdserve.types import Fallback, Mode, Role
 
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
@@ -351,6 +352,7 @@ class Settings(BaseSettings):
     worker: WorkerConfig = WorkerConfig()
     fleet: FleetConfig = FleetConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @classmethod
     def settings_customise_sources(

@@ -246,6 +246,7 @@ def prefill_request_to_proto(request: EngineRequest, transport: str) -> prefill_
         prompt=generation_pb2.TokenIds(ids=request.token_ids),
         cache_salt=request.cache_salt,
         transport=transport,
+        traceparent=request.traceparent,
     )
 
 
@@ -255,6 +256,7 @@ def prefill_request_from_proto(message: prefill_pb2.PrefillRequest) -> EngineReq
         token_ids=tuple(message.prompt.ids),
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         cache_salt=message.cache_salt,
+        traceparent=message.traceparent,
     )
 
 
@@ -287,6 +289,7 @@ def start_to_proto(
         cache_salt=request.cache_salt,
         kv=None if kv is None else handle_to_proto(kv),
         replay=None if request.replay is None else _replay_to_proto(request.replay),
+        traceparent=request.traceparent,
     )
 
 
@@ -297,6 +300,7 @@ def start_from_proto(message: decode_pb2.StartSequence) -> tuple[EngineRequest, 
         sampling=sampling_from_proto(message.sampling),
         cache_salt=message.cache_salt,
         replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
+        traceparent=message.traceparent,
     )
     return request, handle_from_proto(message.kv) if message.HasField("kv") else None
 

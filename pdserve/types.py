@@ -103,6 +103,7 @@ class GenerateSpec:
 class EngineRequest:
     """What an engine needs to run one sequence. `sampling.max_tokens` is set.
 
+    `traceparent` is the W3C context that what is done for it belongs to, empty for none.
     With `replay` the answer begins with these tokens, which count as any others, and only
     what follows them is given out.
     """
@@ -112,6 +113,7 @@ class EngineRequest:
     sampling: SamplingParams
     cache_salt: str = ""
     replay: Replay | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

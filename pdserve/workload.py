@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -10,6 +11,7 @@ from pdserve.clock import Clock
 from pdserve.engine.base import EngineLoad, StepStats
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.room import Room
+from pdserve.tracing import Attributes, Tracer
 from pdserve.types import EngineWork, LeaseSnapshot, Load, Role
 
 FINISHED = "finished"
@@ -26,9 +28,10 @@ class Workload:
     event loop. `room` is that of the decode role; None where the worker does not have it.
     """
 
-    def __init__(self, on_end: EndListener) -> None:
+    def __init__(self, on_end: EndListener, tracer: Tracer | None = None) -> None:
         self.room: Room | None = None
         self._on_end = on_end
+        self._tracer = tracer
         self._engine = EngineLoad()
         self._work = EngineWork()
         self._sequences = 0
@@ -83,12 +86,18 @@ class Workload:
         self._notify()
 
     @contextmanager
-    def sequence(self, role: Role) -> Iterator[None]:
-        """Counts one sequence while the context lasts; how it ends is how the context ends."""
+    def sequence(self, role: Role, traceparent: str = "") -> Iterator[Attributes]:
+        """Counts one sequence while the context lasts; how it ends is how the context ends.
+
+        It is a span, too, where it has a trace and there is a tracer, with the attributes that
+        are put in what this yields.
+        """
+        told: Attributes = {}
         self._sequences += 1
         outcome = FINISHED
+        began = time.time_ns()
         try:
-            yield
+            yield told
         except PdserveError as error:
             outcome = error.reason.label
             raise
@@ -101,6 +110,9 @@ class Workload:
         finally:
             self._sequences -= 1
             self._on_end(role, outcome)
+            if self._tracer is not None and traceparent:
+                failure = None if outcome == FINISHED else outcome
+                self._tracer.add_child(role.value, traceparent, began, told, failure)
             self._notify()
 
     def require_open(self) -> None:

@@ -15,6 +15,7 @@ from pdserve.engine.base import Admitted, Engine, Prefilled
 from pdserve.errors import ErrorReason, PrefillError, RejectedError
 from pdserve.handle import digest, sealed
 from pdserve.rpc_errors import Context
+from pdserve.tracing import Attributes
 from pdserve.types import (
     EngineRequest,
     KvDescriptor,
@@ -109,7 +110,7 @@ class PrefillService(PrefillServiceServicer):
         keeper: asyncio.Task[None] | None = None
         events = self._engine.prefill(prompt, HOLD_S, transport)
         try:
-            with self._workload.sequence(Role.PREFILL):
+            with self._workload.sequence(Role.PREFILL, prompt.traceparent) as told:
                 async with aclosing(events):
                     async for event in events:
                         if handle is None and event.descriptor is not None:
@@ -118,6 +119,8 @@ class PrefillService(PrefillServiceServicer):
                             assert handle is not None
                             self._leases.renew(handle.handle_id, time.monotonic(), lease_s)
                             keeper = self._keep(handle, ending)
+                            if prompt.traceparent:
+                                told.update(self._described(prompt, event, transport))
                         yield _response(event, handle)
             if keeper is not None:
                 await asyncio.wait([keeper])
@@ -130,6 +133,17 @@ class PrefillService(PrefillServiceServicer):
             _set(ending, LeaseEnd.LOST)
             if handle is not None and keeper is None:
                 self._ended(handle, ending.result())
+
+    def _described(self, prompt: EngineRequest, event: Prefilled, transport: str) -> Attributes:
+        return {
+            "gen_ai.request.model": self._identity.model,
+            "gen_ai.usage.input_tokens": len(prompt.token_ids),
+            "gen_ai.usage.cache_read.input_tokens": event.cached_tokens,
+            "pdserve.request_id": prompt.request_id,
+            "pdserve.transport": transport,
+            "pdserve.queue_s": event.queue_s,
+            "pdserve.prefill_s": event.prefill_s,
+        }
 
     async def close(self) -> None:
         """Ends every lease; nothing can be fetched any more."""

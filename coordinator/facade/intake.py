@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from coordinator.catalog import ServedModel
 from coordinator.facade.parsed import ParsedDelta, taken_apart
@@ -26,14 +23,13 @@ from coordinator.record import RequestRecord
 from pdserve.chat import AnsweredMessage, ChatPrompt, ToolMode
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.parsing import ChatParser
+from pdserve.tracing import Place, caller_of, new_span_id, new_trace_id
 from pdserve.types import Delta, FinishReason, GenerateSpec, PositionLogprobs, Usage
 
 log = structlog.get_logger("facade")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_HEADER_CHARS = 256
-_TRACE_CONTEXT = TraceContextTextMapPropagator()
-_TRACE_IDS = RandomIdGenerator()
 
 
 class Intake:
@@ -211,14 +207,23 @@ def ended_early() -> PdserveError:
 
 
 def begin(surface: str, operation: str, request_id: str, traceparent: str | None) -> RequestRecord:
-    """The record of a request that arrives now."""
+    """The record of a request that arrives now, in its caller's trace or in one of its own."""
+    caller = caller_of(traceparent)
+    if caller is None:
+        trace_id = new_trace_id()
+        place: Place | None = Place(trace_id, new_span_id())
+    else:
+        trace_id = trace.format_trace_id(caller.trace_id)
+        parent_id = trace.format_span_id(caller.span_id)
+        place = Place(trace_id, new_span_id(), parent_id) if caller.trace_flags.sampled else None
     return RequestRecord(
         request_id=request_id,
         surface=surface,
         operation=operation,
         stream=False,
-        trace_id=_trace_id(traceparent),
+        trace_id=trace_id,
         received=time.monotonic(),
+        place=place,
     )
 
 
@@ -257,13 +262,3 @@ def _refuse_tools(prompt: ChatPrompt) -> None:
 
 def _rejected(words: str, param: str) -> RejectedError:
     return RejectedError(ErrorReason.INVALID_ARGUMENT, words, param=param)
-
-
-def _trace_id(traceparent: str | None) -> str:
-    """32 hex digits: those of a W3C `traceparent`, else random ones."""
-    if traceparent is not None:
-        context = _TRACE_CONTEXT.extract({"traceparent": traceparent}, context=Context())
-        span = trace.get_current_span(context).get_span_context()
-        if span.is_valid:
-            return trace.format_trace_id(span.trace_id)
-    return trace.format_trace_id(_TRACE_IDS.generate_trace_id())

@@ -30,6 +30,7 @@ class PrefillRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The public request's id, for logs."""
     cache_salt: _builtins.str
@@ -38,6 +39,8 @@ class PrefillRequest(_message.Message):
     """The KV transport that the blocks will be fetched by: one of
     GetWorkerInfoResponse.transports.
     """
+    traceparent: _builtins.str
+    """W3C trace context of which the worker's span is a child; empty for none."""
     @_builtins.property
     def prompt(self) -> _generation_pb2.TokenIds:
         """The prompt, at least one token."""
@@ -56,10 +59,11 @@ class PrefillRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
         transport: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "prompt", b"prompt", "request_id", b"request_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "prompt", b"prompt", "request_id", b"request_id", "traceparent", b"traceparent", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

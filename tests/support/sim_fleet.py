@@ -29,6 +29,7 @@ from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import PairState
 from coordinator.prompts import ByteEncoder
 from coordinator.proving import Prover
+from coordinator.spans import Spans
 from coordinator.timelines import Timelines
 from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
@@ -40,6 +41,7 @@ from pdserve.engine.sim import SimEngine
 from pdserve.handle import seal_key
 from pdserve.metrics import WorkerMetrics
 from pdserve.server import GrpcServer
+from pdserve.tracing import Tracer
 from pdserve.types import Load, Role
 from pdserve.v1 import decode_pb2, inference_pb2, prefill_pb2, worker_pb2
 from pdserve.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
@@ -67,8 +69,16 @@ starts shares two cores with forty others."""
 class SimFleetWorker:
     """A worker that can die and come back at the same address."""
 
-    def __init__(self, worker_id: str, *roles: Role, sim: SimConfig = FAST, port: int = 0) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        *roles: Role,
+        sim: SimConfig = FAST,
+        port: int = 0,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.worker_id = worker_id
+        self._tracer = tracer
         self._roles = frozenset(roles)
         self._sim = sim
         self._port = port
@@ -78,7 +88,7 @@ class SimFleetWorker:
     async def start(self) -> Self:
         self.registry = CollectorRegistry()
         metrics = WorkerMetrics(self.registry)
-        workload = self.workload = Workload(metrics.sequence_ended)
+        workload = self.workload = Workload(metrics.sequence_ended, self._tracer)
         engine = self._engine = self._make_engine(self._sim)
         identity = WorkerIdentity(self.worker_id, uuid4().hex, self._roles, MODEL)
 
@@ -158,7 +168,12 @@ class Answer:
 class SimCoordinator:
     """A coordinator with both façades; `http` and `grpc` are clients of them."""
 
-    def __init__(self, config: CoordinatorConfig, context_length: int = CONTEXT_LENGTH) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        context_length: int = CONTEXT_LENGTH,
+        tracer: Tracer | None = None,
+    ) -> None:
         encoders = {model.name: ByteEncoder(context_length) for model in config.models}
         models = build(config, encoders)
         self.registry = CollectorRegistry()
@@ -171,8 +186,10 @@ class SimCoordinator:
         )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models, self.fleet, metrics)
         timelines = Timelines()
-        observer = Observer(metrics, [timelines])
-        dispatcher = Dispatcher(models, self.fleet, self.gateway, observer)
+        spans = [] if tracer is None else [Spans(tracer)]
+        observer = Observer(metrics, [timelines, *spans])
+        traces = tracer is not None
+        dispatcher = Dispatcher(models, self.fleet, self.gateway, observer, traces=traces)
         self.ops = Ops(models, self.fleet, self.gateway, metrics, timelines)
         self._after_round = asyncio.Event()
         self._prover = Prover(self.fleet, models, lambda _: None, self._told)
@@ -260,6 +277,7 @@ def coordinator(
     workers: list[SimFleetWorker],
     *experiments: Experiment,
     context_length: int = CONTEXT_LENGTH,
+    tracer: Tracer | None = None,
     **model: Any,
 ) -> SimCoordinator:
     """`model` are fields of its ModelConfig."""
@@ -270,6 +288,7 @@ def coordinator(
             experiments=experiments,
         ),
         context_length,
+        tracer,
     )
 
 
