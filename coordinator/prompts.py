@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.template import template_kwargs, template_messages, template_tools
+from coordinator.token_threads import THREAD_CHARS, in_thread
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Truncation
-
-THREAD_CHARS = 8 * 1024
-"""Prompts from this size on are encoded in a thread: they would hold up every token stream."""
-
 
 EVERY_TOKEN = Truncation(sys.maxsize)
 """Cuts nothing: text of any length is encoded."""
@@ -104,7 +100,7 @@ class PromptEncoder:
     ) -> tuple[int, ...]:
         if num_chars(prompt) < THREAD_CHARS:
             return self.encode(prompt, truncation)
-        return await asyncio.to_thread(self.encode, prompt, truncation)
+        return await in_thread(self.encode, prompt, truncation)
 
     def is_whole(self, token_ids: tuple[int, ...]) -> bool:
         # A character has four bytes at most. One that looks like a part of another counts as one.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -19,13 +22,25 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 def decode(kind: type[Body], data: bytes) -> Body:
     """Raises RejectedError INVALID_ARGUMENT that names the first field at fault."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        with _uncollected():
+            return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise _field_at_fault(str(error)) from None
     except msgspec.DecodeError as error:
         raise rejected(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise rejected("the body is nested too deeply") from None
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Nothing that a body holds is garbage, but with a million lists in it the collector would
+    look through them again and again: six times the work."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def rejected(message: str, param: str | None = None) -> RejectedError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.facade.ports import TokenStream
 from coordinator.prompts import Encoder
+from coordinator.token_threads import looked_up
 from pdserve.sampling import TokenLogprob
 from pdserve.types import ChatPrompt, Delta, GenerateSpec, Route, TextPrompt, TokenPrompt
 
@@ -39,7 +40,7 @@ async def echo_of(spec: GenerateSpec, encoder: Encoder, *, alone: bool) -> Echo:
             if spec.sampling.logprobs is not None:
                 token_ids = await encoder.encode_async(spec.prompt)
         case TokenPrompt(token_ids):
-            text = encoder.decode(token_ids)
+            text = await looked_up(encoder.decode, token_ids)
         case ChatPrompt():
             raise AssertionError("chats have no echo")
     first = token_ids[0] if token_ids else 0

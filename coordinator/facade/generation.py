@@ -42,7 +42,7 @@ from coordinator.facade.sse import (
 )
 from coordinator.record import RequestRecord
 from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
-from pdserve.types import GenerateSpec, Mode, Route, SamplingParams, Usage
+from pdserve.types import GenerateSpec, Mode, Prompt, Route, SamplingParams, Usage
 
 
 class GenerationResponse(Response):
@@ -84,14 +84,14 @@ class GenerationResponse(Response):
         body = self.operation.read(data)
         record.stream = bool(body.stream)
         defaults = self._intake.model(body.model).defaults
-        spec = _spec(body, defaults.sampling, headers, record)
+        prompts, n = body.to_prompts(), body.n or 1
+        spec = _spec(body, prompts[0], defaults.sampling, headers, record)
         identity = AnswerIdentity(
             id=self.operation.id_prefix + record.request_id,
             created=int(time.time()),
             model=body.model,
         )
         asked = Asked(caller, body, identity, record, spec, self._intake.chat_parser(spec))
-        prompts, n = body.to_prompts(), body.n or 1
         async with WhileConnected(receive) as connection:
             if len(prompts) == n == 1:
                 last = await self._one(asked, spec, send, connection)
@@ -226,13 +226,17 @@ _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 def _spec(
-    body: GenerationBody, defaults: SamplingParams, headers: Headers, record: RequestRecord
+    body: GenerationBody,
+    prompt: Prompt,
+    defaults: SamplingParams,
+    headers: Headers,
+    record: RequestRecord,
 ) -> GenerateSpec:
-    """Raises RejectedError for a prompt or a header that makes no sense."""
+    """Raises RejectedError for a header that makes no sense."""
     return GenerateSpec(
         request_id=record.request_id,
         model=body.model,
-        prompt=body.to_prompts()[0],
+        prompt=prompt,
         sampling=body.to_sampling(defaults),
         mode=_mode(headers.get(MODE)),
         tenant=record.tenant,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from coordinator.facade.validate import MAX_MESSAGES, MAX_TOOLS
 from pdserve.convert_chat import chat_from_proto
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Prompt, TextPrompt, TokenPrompt, Truncation
@@ -24,6 +25,15 @@ _SIDES: dict[int, Literal["left", "right"] | None] = {
 def prompt_of(request: pb.GenerateRequest | pb.ChatRequest) -> Prompt:
     """Raises RejectedError for one that is not there or says nothing."""
     if isinstance(request, pb.ChatRequest):
+        # Before anything is made of each: a message has room for hundreds of thousands.
+        said = len(request.messages)
+        if said <= MAX_MESSAGES:
+            said += sum(len(one.tool_calls) for one in request.messages)
+        if said > MAX_MESSAGES:
+            words = f"messages and their tool_calls may be {MAX_MESSAGES} together"
+            raise _rejected(words, "messages")
+        if len(request.tools) > MAX_TOOLS:
+            raise _rejected(f"tools may be {MAX_TOOLS} at most", "tools")
         return chat_from_proto(request)
     match request.WhichOneof("prompt"):
         case "text":

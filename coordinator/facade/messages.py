@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from coordinator.facade.body import decode, rejected
 from coordinator.facade.openai_chat import MessageBody
 from coordinator.facade.openai_schema import ChatCompletionRequest
-from coordinator.facade.validate import ParamNames
+from coordinator.facade.validate import MAX_MESSAGES, ParamNames
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -49,7 +49,7 @@ class Metadata(_Body, kw_only=True):
 
 class MessagesRequest(_Body, kw_only=True):
     model: str
-    messages: list[Turn]
+    messages: Annotated[list[Turn], msgspec.Meta(max_length=MAX_MESSAGES)]
     max_tokens: int
     system: str | list[TextBlock] | None = None
     stop_sequences: list[str] | None = None

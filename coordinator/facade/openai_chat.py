@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from coordinator.facade.validate import MAX_MESSAGES, MAX_TOOLS
 from pdserve.chat import ChatMessage, NamedTool, Tool, ToolCall, ToolChoice, ToolMode
 from pdserve.errors import ErrorReason, RejectedError
 
@@ -54,6 +55,9 @@ class MessageBody(_Body, kw_only=True):
         return self.content or ""
 
 
+Conversation = Annotated[list[MessageBody], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
 class FunctionBody(_Body, kw_only=True):
     name: str
     description: str | None = None
@@ -75,12 +79,16 @@ class NamedToolChoice(_Body, kw_only=True):
     function: FunctionName
 
 
+Tools = Annotated[list[ToolBody], msgspec.Meta(max_length=MAX_TOOLS)]
 ToolChoiceBody = Literal["none", "auto", "required"] | NamedToolChoice
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def messages_of(bodies: Sequence[MessageBody]) -> tuple[ChatMessage, ...]:
-    """Raises RejectedError for fields that are not of a message's role."""
+    """Raises RejectedError for more than there may be, and fields that are not of a message's
+    role."""
+    if len(bodies) + sum(len(body.tool_calls or ()) for body in bodies) > MAX_MESSAGES:
+        raise _rejected("messages", f"and their tool_calls may be {MAX_MESSAGES} together")
     return tuple(_message(f"messages.{index}", body) for index, body in enumerate(bodies))
 
 

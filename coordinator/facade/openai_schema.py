@@ -17,10 +17,10 @@ import msgspec
 
 from coordinator.facade.body import decode, rejected
 from coordinator.facade.openai_chat import (
-    MessageBody,
+    Conversation,
     ReasoningEffort,
-    ToolBody,
     ToolChoiceBody,
+    Tools,
     choice_of,
     messages_of,
     tools_of,
@@ -208,11 +208,11 @@ _SAMPLING_FIELDS = (
 
 
 class ChatCompletionRequest(GenerationBody, kw_only=True):
-    messages: list[MessageBody]
+    messages: Conversation
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[ToolBody] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,7 +10,7 @@ from coordinator.facade.body import decode, rejected
 from coordinator.facade.openai_chat import MessageBody, ReasoningEffort
 from coordinator.facade.openai_schema import ChatCompletionRequest
 from coordinator.facade.openai_structured import JsonSchemaFormat, ResponseFormat
-from coordinator.facade.validate import ParamNames
+from coordinator.facade.validate import MAX_MESSAGES, ParamNames
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -71,7 +71,7 @@ class ResponsesStreamOptions(_Body, kw_only=True):
 
 class ResponsesRequest(_Body, kw_only=True):
     model: str
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -15,16 +15,12 @@ from coordinator.facade.body import Body, decode, rejected
 from coordinator.facade.http_errors import json_response, request_id_header
 from coordinator.facade.http_wire import read_json_body
 from coordinator.facade.intake import Intake
-from coordinator.facade.openai_chat import MessageBody, ToolBody, messages_of, tools_of
+from coordinator.facade.openai_chat import Conversation, Tools, messages_of, tools_of
 from coordinator.facade.openapi import request_body
 from coordinator.facade.validate import validate_prompt
-from coordinator.prompts import EVERY_TOKEN
+from coordinator.prompts import EVERY_TOKEN, num_chars
+from coordinator.token_threads import THREAD_CHARS, THREAD_TOKENS, looked_up
 from pdserve.types import ChatPrompt, Prompt, TextPrompt
-
-T = TypeVar("T")
-
-THREAD_TOKENS = 8 * 1024
-"""So many, and more, are looked up in a thread: they would hold up every token stream."""
 
 _NAMES = {"template_kwargs": "chat_template_kwargs"}
 
@@ -34,8 +30,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[MessageBody] | None = None
-    tools: list[ToolBody] | None = None
+    messages: Conversation | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -71,13 +67,14 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
     @app.post("/tokenize", openapi_extra=request_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
-        model = model_of(body.model)
+        model = _model_of(intake, body.model)
         prompt = body.to_prompt()
         validate_prompt(prompt, _NAMES)
-        ids = await model.encoder.encode_async(prompt, EVERY_TOKEN)
-        strings = None
-        if body.return_token_strs:
-            strings = await _looked_up(model.encoder.token_strings, ids)
+        async with turn(num_chars(prompt) < THREAD_CHARS):
+            ids = await model.encoder.encode_async(prompt, EVERY_TOKEN)
+            strings = None
+            if body.return_token_strs:
+                strings = await looked_up(model.encoder.token_strings, ids)
         told = {
             "count": len(ids),
             "max_model_len": model.context_length,
@@ -89,11 +86,21 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
     @app.post("/detokenize", openapi_extra=request_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
-        encoder = model_of(body.model).encoder
-        if not all(0 <= token_id < encoder.vocab_size for token_id in body.tokens):
+        model = _model_of(intake, body.model)
+        encoder, ids = model.encoder, tuple(body.tokens)
+        if len(ids) > model.context_length:
+            raise rejected(f"tokens may be {model.context_length}, the model's context", "tokens")
+        if not all(0 <= token_id < encoder.vocab_size for token_id in ids):
             raise rejected(f"tokens must be ids below {encoder.vocab_size}", "tokens")
-        text = await _looked_up(encoder.decode, tuple(body.tokens))
+        async with turn(len(ids) < THREAD_TOKENS):
+            text = await looked_up(encoder.decode, ids)
         return json_response({"prompt": text}, request_id_header(request))
+
+    lane = asyncio.Semaphore(1)
+
+    def turn(is_quick: bool) -> asyncio.Semaphore | nullcontext[None]:
+        """So that prompts which are to be answered wait for one of these at most."""
+        return nullcontext() if is_quick else lane
 
     async def read(request: Request, kind: type[Body]) -> Body:
         caller = intake.authenticate(request.headers.get("authorization"))
@@ -102,13 +109,10 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
             kind, await read_json_body(request.headers, request.receive, intake.max_body_bytes)
         )
 
-    def model_of(name: str | None) -> ServedModel:
-        if name is not None:
-            return intake.model(name)
-        if len(intake.models) != 1:
-            raise rejected("model must be given: more than one is served", "model")
-        return next(iter(intake.models.values()))
 
-
-async def _looked_up(look_up: Callable[[tuple[int, ...]], T], ids: tuple[int, ...]) -> T:
-    return look_up(ids) if len(ids) < THREAD_TOKENS else await asyncio.to_thread(look_up, ids)
+def _model_of(intake: Intake, name: str | None) -> ServedModel:
+    if name is not None:
+        return intake.model(name)
+    if len(intake.models) != 1:
+        raise rejected("model must be given: more than one is served", "model")
+    return next(iter(intake.models.values()))

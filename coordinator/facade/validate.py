@@ -36,6 +36,9 @@ MAX_BAD_WORDS = 128
 MAX_LABEL_CHARS = 256
 """Longest session and cache salt."""
 
+MAX_MESSAGES = 4096
+"""Of a conversation, the calls of tools in them among it: each is looked at one by one."""
+
 ROLES = ("system", "user", "assistant", "tool")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_TOOLS = 128

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from coordinator.facade.validate import RESERVED_KWARGS
-from coordinator.prompts import THREAD_CHARS, ByteEncoder, Encoder, PromptEncoder
+from coordinator.prompts import ByteEncoder, Encoder, PromptEncoder
+from coordinator.token_threads import THREAD_CHARS, THREADS
 from pdserve.chat import ChatMessage
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.models import resolve
@@ -219,6 +221,23 @@ async def test_threads_share_the_tokenizer(real: PromptEncoder) -> None:
     texts = [f"{number} " * THREAD_CHARS for number in range(8)]
     together = await asyncio.gather(*(real.encode_async(TextPrompt(text)) for text in texts))
     assert list(together) == [real.encode(TextPrompt(text)) for text in texts]
+
+
+async def test_long_texts_share_a_few_threads(
+    real: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    together = threading.Barrier(THREADS)
+
+    def note(text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        together.wait()  # until as many are at work as there may be
+        threads.add(threading.current_thread())
+        return (1,)
+
+    monkeypatch.setattr(real, "_ids", note)
+    prompt = TextPrompt("a" * THREAD_CHARS)
+    await asyncio.gather(*(real.encode_async(prompt) for _ in range(3 * THREADS)))
+    assert len(threads) == THREADS
 
 
 async def test_short_prompts_are_encoded_at_once(encoder: Encoder) -> None:

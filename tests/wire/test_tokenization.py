@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from coordinator.facade.tokenization import THREAD_TOKENS
 from coordinator.gateway.keys import KeyRing, new_key
 from coordinator.prompts import ByteEncoder
+from coordinator.token_threads import THREAD_CHARS, THREAD_TOKENS
 from tests.support.fake_dispatch import CONTEXT_LENGTH, MODEL
 from tests.support.http_facade import HttpFacade, assert_error, http_facade
 
@@ -134,7 +136,39 @@ async def test_what_takes_long_leaves_the_event_loop_to_others(
     monkeypatch.setattr(ByteEncoder, "token_strings", note)
     many = THREAD_TOKENS
     assert (await tokens(facade, prompt="a" * many, return_token_strs=True)).is_success
+    model = facade.dispatcher.models[MODEL]
+    monkeypatch.setitem(facade.dispatcher.models, MODEL, replace(model, context_length=many))
     asked = {"tokens": ids("a") * many}
     assert (await facade.client.post("/detokenize", json=asked)).is_success
     assert len(threads) == 2
     assert threading.current_thread() not in threads
+
+
+async def test_more_tokens_than_the_context_have_no_text(facade: HttpFacade) -> None:
+    asked = {"tokens": ids("a") * (CONTEXT_LENGTH + 1)}
+    response = await facade.client.post("/detokenize", json=asked)
+    assert_error(response, 400, "invalid_argument", "tokens")
+
+
+async def test_long_texts_take_turns(facade: HttpFacade, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    at_work: list[int] = []
+    most = 0
+
+    async def slow(*_: Any) -> tuple[int, ...]:
+        nonlocal most
+        at_work.append(1)
+        most = max(most, len(at_work))
+        begun.set()
+        await goes_on.wait()
+        at_work.pop()
+        return (1,)
+
+    monkeypatch.setattr(ByteEncoder, "encode_async", slow)
+    text = "a" * THREAD_CHARS
+    async with asyncio.TaskGroup() as asking:
+        long = [asking.create_task(tokens(facade, prompt=text)) for _ in range(5)]
+        await begun.wait()
+        goes_on.set()
+    assert [task.result().json()["tokens"] for task in long] == [[1]] * 5
+    assert most == 1
