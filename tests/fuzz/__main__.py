@@ -35,7 +35,10 @@ def main() -> int:
 def _print(tally: Tally) -> None:
     for (name, status), count in sorted(tally.answers.items()):
         print(f"{name:32} {status:40} {count:6}")
-    print(f"fuzz: {tally.total} requests, the slowest took {tally.slowest_s:.2f} s")
+    print(
+        f"fuzz: {tally.total} requests, the slowest took {tally.slowest_s:.2f} s, "
+        f"the costliest {tally.costliest_cpu_s:.2f} s of a core"
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ CONTEXT_LENGTH = 256
 TIMEOUT_S = 60.0
 """From when on a request hangs; far more than the largest answer takes on a busy machine."""
 
+MAX_CPU_S = 3.0
+"""Of one request, client and workers included: from when on it holds up all others. The costliest
+ones take a tenth of it."""
+
 OVERLOAD = frozenset(
     reason for reason in ErrorReason if reason.value.openai_type == "overloaded_error"
 )
@@ -28,16 +32,21 @@ OVERLOAD = frozenset(
 
 @dataclass
 class Tally:
-    """Answers by operation and status, and the slowest one in seconds."""
+    """Answers by operation and status, the slowest one in seconds, and what the costliest one took
+    of a core: on a busy machine the two have little to do with each other."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
     slowest_s: float = 0.0
+    costliest_cpu_s: float = 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), -time.process_time()
         yield
+        cpu_s += time.process_time()
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        self.costliest_cpu_s = max(self.costliest_cpu_s, cpu_s)
+        assert cpu_s < MAX_CPU_S, f"one request took {cpu_s:.1f} s of a core"
 
     @property
     def total(self) -> int:
