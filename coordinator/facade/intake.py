@@ -117,13 +117,14 @@ class Intake:
         caller: Caller,
         record: RequestRecord,
     ) -> TokenStream:
-        parsing = parser.read(prompt, spec.sampling)
+        parsing, asked = parser.read(prompt, spec.sampling), spec.sampling.structured_outputs
         try:
             spec = replace(spec, sampling=parsing.sampling)
             stream = await self._dispatcher.open(spec, caller, record)
         except PdserveError as error:
-            if error.param == "structured_outputs" and prompt.tools:
-                error.param = "tools"
+            of_tools = parsing.sampling.structured_outputs != asked
+            if error.param == "structured_outputs" and of_tools:
+                error.param = "tools" if prompt.tool_choice is ToolMode.AUTO else "tool_choice"
             raise
         try:
             return taken_apart(parser, parsing, prompt, stream, whole=not record.stream)

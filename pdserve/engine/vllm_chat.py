@@ -45,14 +45,23 @@ class VllmChatParser:
         try:
             from vllm.parser.abstract_parser import DelegatingParser
             from vllm.parser.parser_manager import ParserManager
+            from vllm.reasoning import ReasoningParserManager
             from vllm.tokenizers import cached_get_tokenizer
+            from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
             raise ConfigError(
                 f"model {config.name}: tool_parser and reasoning_parser are vLLM's, which is not "
                 f"installed with the coordinator ({error}): install it, or leave them out"
             ) from None
-        if unknown := _NOT_HERE & {config.tool_parser, config.reasoning_parser}:
-            raise ConfigError(f"model {config.name}: the parser {unknown.pop()!r} does not work")
+        for setting, has in (
+            ("tool_parser", ToolParserManager.list_registered()),
+            ("reasoning_parser", ReasoningParserManager.list_registered()),
+        ):
+            named, known = getattr(config, setting), sorted(set(has) - _NOT_HERE)
+            if named is not None and named not in known:
+                raise ConfigError(
+                    f"model {config.name}: no {setting} {named!r}: use {', '.join(known)}"
+                )
         self.parses_tools = config.tool_parser is not None
         self.parses_reasoning = config.reasoning_parser is not None
         self.tokenizer = cached_get_tokenizer(str(folder))

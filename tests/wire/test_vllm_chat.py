@@ -22,14 +22,14 @@ from pdserve.config import ModelConfig
 from pdserve.convert_chat import chat_to_proto
 from pdserve.engine.vllm_chat import VllmChatParser
 from pdserve.engine.vllm_sampling import structured_from_vllm
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, DecodeError, ErrorReason
 from pdserve.structured import Constraint, JsonSchema, StructuralTag
 from pdserve.types import Delta, FinishReason, Usage
 from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
 from tests.support.fake_dispatch import MODEL
 from tests.support.grpc_facade import GrpcFacade, grpc_facade
-from tests.support.http_facade import CHAT_PATH, HttpFacade, http_facade
+from tests.support.http_facade import CHAT_PATH, HttpFacade, assert_error, http_facade
 from tests.support.vllm_chat import PROMPT, Recorded, VllmServing, essence, model_with_marks
 
 CITY = {
@@ -323,6 +323,24 @@ async def test_answers_are_held_to_what_vllms_server_would_hold_them_to(
     assert sampling.constrain_reasoning is (request.resolve_reasoning_ended(None, []) is True)
 
 
+@pytest.mark.parametrize("beside", [HERMES], indirect=True)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice"),
+        ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+async def test_an_engine_that_cannot_hold_an_answer_names_what_asked_for_it(
+    beside: Beside, fields: dict[str, Any], param: str
+) -> None:
+    refusal = DecodeError(ErrorReason.INVALID_ARGUMENT, "unknown here", param="structured_outputs")
+    beside.http.dispatcher.refusals.append(refusal)
+    response = await beside.http.client.post(CHAT_PATH, json=body_of(fields))
+    assert_error(response, 400, "invalid_argument", param)
+
+
 def as_json(constraint: Constraint | None) -> Any:
     """However its JSON was written."""
     match constraint:
@@ -367,11 +385,21 @@ def test_conversations_are_rendered_as_vllms_server_renders_them() -> None:
     assert json.dumps(told) == json.dumps([tool.model_dump() for tool in theirs.tools])
 
 
-@pytest.mark.parametrize(("tool", "reasoning"), [("no_such", None), (None, "no_such")])
-def test_a_parser_that_vllm_has_not(folder: Path, tool: str | None, reasoning: str | None) -> None:
-    config = ModelConfig(name=MODEL, tool_parser=tool, reasoning_parser=reasoning)
-    with pytest.raises(ConfigError, match=r"model tiny: .*no_such"):
-        VllmChatParser(config, folder)
+@pytest.mark.parametrize(
+    ("setting", "name", "known"),
+    [
+        ("tool_parser", "no_such", ", hermes, "),
+        ("reasoning_parser", "no_such", ", qwen3, "),
+        ("tool_parser", "openai", ", hermes, "),  # vLLM's, but of no use with a chat template
+    ],
+)
+def test_a_parser_that_there_is_not(folder: Path, setting: str, name: str, known: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        VllmChatParser(ModelConfig(name=MODEL, **{setting: name}), folder)
+    said = str(caught.value)
+    assert said.startswith(f"model tiny: no {setting} {name!r}: use ")
+    assert known in said
+    assert "\n" not in said
 
 
 def test_without_vllm_a_parser_is_refused_at_start(
