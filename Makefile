@@ -26,6 +26,7 @@ test: install ## make check, every test, 300 simulated runs of faults
 	@scripts/test $(ARGS)
 
 test-fast: install ## every test that starts no real engine; ARGS="-k ladder" go to pytest
+	@scripts/tools
 	@exec $(bin)/python -m pytest -m "not vllm" --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: install ## faults with new seeds for an hour, simulated and on processes; SOAK_S=600
