@@ -141,7 +141,8 @@ class System:
         self, model: ModelConfig, workers: Mapping[str, Message]
     ) -> Endpoints:
         addresses = [message["grpc"] for message in workers.values()]
-        settings = plan.coordinator_settings(self._settings, model, addresses)
+        folder = self.supervisor.log_path(COORDINATOR).parent
+        settings = plan.coordinator_settings(self._settings, model, addresses, folder)
         config = settings.coordinator
         stop_s = config.drain_s + _STOP_MARGIN_S
         self.reporter.step(COORDINATOR, "starting coordinator, trying each route")
@@ -157,7 +158,7 @@ class System:
             metrics={COORDINATOR: http, **metrics},
             model=model.name,
             needs_key=config.gateway.keys_file is not None,
-            log_dir=self.supervisor.log_path(COORDINATOR).parent,
+            log_dir=folder,
         )
 
 

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from cli import chat, config, drain, keys, model, service, simulate, status, trace, up, version
+from cli import (
+    chat,
+    config,
+    drain,
+    keys,
+    model,
+    service,
+    simulate,
+    status,
+    trace,
+    up,
+    usage,
+    version,
+)
 from cli.failure import OneLineErrors
 
 app = typer.Typer(
@@ -19,6 +32,7 @@ app.command("up")(up.up)
 app.command("chat")(chat.chat)
 app.command("status")(status.status)
 app.command("trace")(trace.trace)
+app.command("usage")(usage.usage)
 app.command("drain")(drain.drain)
 app.command("config")(config.config)
 app.add_typer(keys.app, name="keys")

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
 from pdserve.errors import ConfigError
@@ -106,10 +107,16 @@ def worker_settings(
     return _with(settings, worker=config, coordinator=CoordinatorConfig())
 
 
-def coordinator_settings(settings: Settings, model: ModelConfig, workers: list[str]) -> Settings:
-    """The settings of the coordinator of these workers."""
+def coordinator_settings(
+    settings: Settings, model: ModelConfig, workers: list[str], folder: Path
+) -> Settings:
+    """The settings of the coordinator of these workers; its ledger is in `folder`, where the
+    configuration names no other."""
     settings = with_model(settings, model)
-    config = settings.coordinator.model_copy(update={"workers": tuple(workers)})
+    ledger = settings.coordinator.ledger
+    if ledger.folder is None:
+        ledger = ledger.model_copy(update={"folder": folder.absolute() / "ledger"})
+    config = settings.coordinator.model_copy(update={"workers": tuple(workers), "ledger": ledger})
     return _with(settings, coordinator=config)
 
 

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from coordinator.fleet import Fleet
 from coordinator.lifecycle import Event
 from coordinator.policy.prefix import PromptBlocks
+from coordinator.policy.pricing import Seat
 from coordinator.policy.snapshot import Plan
 from coordinator.record import RequestRecord
 from coordinator.sequence import Sequence, Take
 from coordinator.worker import Worker
 from coordinator.worker_client import PrefillCall, Session
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
-from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult, Usage
+from pdserve.types import Delta, EngineRequest, KvHandle, PrefillResult, Role, Usage
 
 CAUSE_S = 0.25
 """How long a prefill worker is given to say why blocks of its own do not come."""
@@ -85,6 +86,7 @@ class Execution:
         self._writes = True
         self._expect_cached(decode)
         self._observe_hand_over(decode, first)
+        self._tell_seats(decode, record)
         return self._with_true_usage(first)
 
     @property
@@ -103,6 +105,16 @@ class Execution:
         assert self._sequence is not None
         delta = await self._sequence.next()
         return delta if delta.usage is None else self._with_true_usage(delta)
+
+    @property
+    def answered_tokens(self) -> int:
+        """Tokens of the answer so far, also of what came before this execution."""
+        return self._answered + len(self.given[0])
+
+    @property
+    def sharing(self) -> int | None:
+        """Answers that its decode worker writes at once, this one too; None once released."""
+        return None if self._decode is None else self._decode.view.writing
 
     def forward(self, take: Take) -> None:
         """As `Sequence.forward`; after `begin`."""
@@ -213,6 +225,24 @@ class Execution:
             cached_tokens=min(cached, prompt_tokens),
         )
         return delta
+
+    def _tell_seats(self, decode: Worker, record: RequestRecord) -> None:
+        """A prompt that another worker had to read again is charged as the first one read it."""
+        record.writer = self._seat(decode)
+        if record.reader is None:
+            prefill = self._fleet.by_id(self.plan.prefill or "")
+            record.reader = record.writer if prefill is None else self._seat(prefill)
+
+    def _seat(self, worker: Worker) -> Seat:
+        assert worker.info is not None
+        view, shape = worker.view, worker.info.fingerprint
+        return Seat(
+            self._fleet.estimators[worker.info.model].estimates.of(view.pool),
+            shape.tensor_parallel * shape.pipeline_parallel,
+            view.chunk_tokens,
+            max(1, view.writing),
+            reads_only=not worker.hosts(Role.DECODE),
+        )
 
     def _observe_hand_over(self, decode: Worker, first: Delta) -> None:
         if self._prefilled is None or first.timings is None:

@@ -27,6 +27,7 @@ from coordinator.facade.validate import Limits
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway, require_keys
 from coordinator.gateway.keys import KeyRing
+from coordinator.gateway.ledger import Ledger, LedgerMetrics
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.observer import Observer
 from coordinator.ops import Ops
@@ -81,21 +82,18 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
     )
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)
-    fleet = Fleet(
-        {},
-        config.quarantine_after,
-        RealClock(),
-        config.silence_s,
-    )
+    fleet = Fleet({}, config.quarantine_after, RealClock(), config.silence_s)
     discovery = Discovery(
         config.workers, fleet, lambda address: GrpcWorkerClient(channel(address), fleet_key)
     )
     gateway = Gateway(config.gateway, keys, served, fleet, metrics)
+    ledger = _ledger(config, metrics)
     timelines = Timelines()
     tracer = tracing.tracer(settings.tracing, "pdserve-coordinator")
-    observer = Observer(metrics, [timelines, *([] if tracer is None else [Spans(tracer)])])
+    listeners = (ledger, timelines, None if tracer is None else Spans(tracer))
+    observer = Observer(metrics, [one for one in listeners if one is not None])
     dispatcher = Dispatcher(served, fleet, gateway, observer, traces=tracer is not None)
-    ops = Ops(served, fleet, gateway, metrics, timelines)
+    ops = Ops(served, fleet, gateway, metrics, timelines, ledger)
     prover = Prover(fleet, served, report=_report, after_round=_Readiness(ops).tell_once)
 
     app = build_app(dispatcher, gateway, observer, ops)
@@ -107,10 +105,21 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
         inference_pb2.DESCRIPTOR,
     )
     duties = Duties(fleet, elastic_models(config))
-    parts = (fleet.run, discovery.run, prover.run, duties.run)
-    await _serve(config, http, grpc, parts, ops)
-    if tracer is not None:
-        tracer.close()
+    parts = [fleet.run, discovery.run, prover.run, duties.run]
+    try:
+        await _serve(config, http, grpc, [*parts, *([ledger.run] if ledger else [])], ops)
+    finally:
+        if ledger is not None:
+            await ledger.close()
+        if tracer is not None:
+            tracer.close()
+
+
+def _ledger(config: CoordinatorConfig, metrics: CoordinatorMetrics) -> Ledger | None:
+    if config.ledger.folder is None:
+        return None
+    prices = {model.name: model.prices for model in config.models}
+    return Ledger(config.ledger, prices, LedgerMetrics(metrics.registry))
 
 
 async def _serve(

@@ -7,20 +7,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import structlog
 from prometheus_client import generate_latest
 
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
+from coordinator.gateway import usage
 from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
+from coordinator.gateway.ledger import Ledger
+from coordinator.gateway.ledger_store import GROUPS, LedgerError
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.estimate import Estimates
 from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.ticket import Priority
 from coordinator.timelines import RECENT, SLOWEST, Timelines
-from pdserve.errors import ErrorReason, RejectedError
+from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import Fallback, Mode, Role
+
+log = structlog.get_logger("ops")
+
+EACH = "request"
 
 MOVED_WITHIN_S = 2.0
 """How long a worker is given to drop what goes on elsewhere."""
@@ -46,12 +54,14 @@ class Ops:
         gateway: Gateway,
         metrics: CoordinatorMetrics,
         timelines: Timelines,
+        ledger: Ledger | None = None,
     ) -> None:
         self._models = models
         self._fleet = fleet
         self._gateway = gateway
         self._metrics = metrics
         self._timelines = timelines
+        self._ledger = ledger
         self._seen: set[tuple[str, Mode]] = set()
         self._all_tried = False
         self._stopping = False
@@ -129,6 +139,35 @@ class Ops:
             worker.told_to_drain = False  # if it drains, it says so itself
             raise
         return {"worker": worker_id, "unfinished": unfinished}
+
+    async def usage(self, by: str, since_s: float, until_s: float) -> dict[str, Any]:
+        """What was charged in that time, seconds since the Unix epoch: by one of GROUPS, or each
+        request by itself.
+
+        Raises RejectedError without a ledger or such a group, and PdserveError when the ledger
+        cannot be read.
+        """
+        if self._ledger is None:
+            raise RejectedError(
+                ErrorReason.NOT_FOUND,
+                "no ledger is kept here: coordinator.ledger.folder says where",
+            )
+        if by not in (*GROUPS, EACH):
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"by must be one of {', '.join((*GROUPS, EACH))}",
+                param="by",
+            )
+        since_us, until_us = round(since_s * 1e6), round(until_s * 1e6)
+        try:
+            if by == EACH:
+                rows = usage.of_requests(await self._ledger.entries(since_us, until_us))
+            else:
+                rows = usage.of_groups(by, await self._ledger.sums(by, since_us, until_us))
+        except LedgerError as error:
+            log.error("ledger cannot be read", cause=str(error))
+            raise PdserveError(ErrorReason.INTERNAL, "the ledger cannot be read now") from None
+        return {"currency": self._ledger.currency, "by": by, "rows": rows}
 
     def stop(self) -> None:
         """Not ready any more: this coordinator is to end."""

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from coordinator.lifecycle import Event, State, advance
+from coordinator.policy.pricing import Seat
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.tracing import Place, new_span_id
 from pdserve.types import FinishReason, Route, Usage
@@ -21,7 +22,9 @@ class RequestRecord:
     `recoveries` are the reasons for which an answer was continued elsewhere.
     `place` is that of its own span, None where its caller wants no trace of it.
     `predicted_cached_tokens` are those that the worker which read the prompt was believed to
-    have cached.
+    have cached. `reader` and `writer` are its places where its prompt was read and its answer
+    is written; `answered_tokens` are set in the end. Of the choices of one prompt one alone
+    `counts_prompt`.
     """
 
     request_id: str
@@ -32,11 +35,16 @@ class RequestRecord:
     received: float
     model: str = ""
     tenant: str = ""
+    key_id: str = ""
     route: Route | None = None
     prompt_tokens: int = 0
+    counts_prompt: bool = True
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
     place: Place | None = None
+    answered_tokens: int = 0
+    reader: Seat | None = None
+    writer: Seat | None = None
     predicted_cached_tokens: int = 0
     prefill_worker: str = ""
     decode_worker: str = ""
@@ -61,11 +69,17 @@ class RequestRecord:
             phases[name] = phases.get(name, 0.0) + spent
         return phases
 
-    def twin(self, request_id: str) -> RequestRecord:
+    def twin(self, request_id: str, *, counts_prompt: bool) -> RequestRecord:
         """That of another request of the same call, of which nothing has been learnt yet."""
         place = self.place and replace(self.place, span_id=new_span_id())
         return replace(
-            self, request_id=request_id, place=place, fallbacks=[], recoveries=[], segments=[]
+            self,
+            request_id=request_id,
+            counts_prompt=counts_prompt,
+            place=place,
+            fallbacks=[],
+            recoveries=[],
+            segments=[],
         )
 
     def apply(self, event: Event) -> None:

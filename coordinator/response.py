@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from coordinator.climb import Climb
 from coordinator.gateway.admission import Permit
@@ -127,6 +128,13 @@ class ResponseStream:
         self._latencies.observe(self._series, now - self._record.last_token)
         self._record.last_token = now
 
+    def _tell_used(self) -> None:
+        record, execution = self._record, self._execution
+        record.answered_tokens = execution.answered_tokens
+        if record.writer is not None and execution.sharing is not None:
+            mean = (record.writer.sharing + execution.sharing) / 2
+            record.writer = replace(record.writer, sharing=mean)
+
     async def aclose(self) -> None:
         """Gives everything back and tells how it ended; idempotent, and never waits."""
         if self._record.state in TERMINAL:
@@ -137,6 +145,7 @@ class ResponseStream:
         self._record.apply(ended_by(self._error))
         if self._timer is not None:
             self._timer.cancel()
+        self._tell_used()
         self._execution.release()
         usage = self._record.usage
         self._permit.release(None if usage is None else usage.completion_tokens)

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -28,19 +21,17 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError
 
+from pdserve.config_ledger import LedgerConfig, Prices
 from pdserve.errors import ConfigError
+from pdserve.section import Name
+from pdserve.section import Section as _Section
 from pdserve.sources import parse_source
 from pdserve.tracing_config import TracingConfig
 from pdserve.types import Fallback, Mode, Role
 
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
-Name = Annotated[str, Field(min_length=1)]
 TransportChoice = Literal["auto", "nixl", "grpc", "none"]
 LOOPBACK = "127.0.0.1"
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Listen(_Section):
@@ -146,6 +137,7 @@ class ModelConfig(_Section):
         default=None,
         description="when workers that host both services move between the pools; none: never",
     )
+    prices: Prices = Prices()
     max_ttft_s: float = Field(
         default=60.0,
         gt=0,
@@ -224,6 +216,7 @@ class CoordinatorConfig(_Section):
     models: tuple[ModelConfig, ...] = Field(default=(ModelConfig(),), min_length=1)
     experiments: tuple[Experiment, ...] = ()
     gateway: GatewayConfig = GatewayConfig()
+    ledger: LedgerConfig = LedgerConfig()
     quarantine_after: int = Field(
         default=3,
         ge=1,

@@ -79,7 +79,7 @@ class GenerationResponse(Response):
         self, headers: Headers, record: RequestRecord, receive: Receive, send: Send
     ) -> None:
         caller = self._intake.authenticate(self.operation.authorization(headers))
-        record.tenant = caller.tenant
+        record.tenant, record.key_id = caller.tenant, caller.key_id
         data = await read_json_body(headers, receive, self._intake.max_body_bytes)
         body = self.operation.read(data)
         record.stream = bool(body.stream)

@@ -119,7 +119,7 @@ class InferenceServicer(InferenceServiceServicer):
         stream: TokenStream | None = None
         try:
             caller = self._intake.authenticate(metadata.get("authorization"))
-            record.tenant = caller.tenant
+            record.tenant, record.key_id = caller.tenant, caller.key_id
             defaults = self._intake.model(request.model).defaults
             spec = _spec(request, defaults.sampling, record, context)
             stream = await self._intake.open(spec, caller, record, _NAMES)
@@ -159,6 +159,7 @@ async def _messages(
             assert delta.usage is not None
             message.finish_reason = convert.finish_to_proto(delta.finish_reason)
             message.usage.CopyFrom(convert.usage_to_proto(delta.usage))
+            await stream.aclose()  # what the client is told it used has been charged
             yield message
             return
         if shows or delta.logprobs or is_first:

@@ -127,7 +127,7 @@ class Intake:
                 error.param = "tools" if prompt.tool_choice is ToolMode.AUTO else "tool_choice"
             raise
         try:
-            return taken_apart(parser, parsing, prompt, stream, whole=not record.stream)
+            return taken_apart(parser, parsing, prompt, stream, record)
         except BaseException:
             await stream.aclose()
             raise

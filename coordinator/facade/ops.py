@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -13,10 +15,12 @@ from coordinator.facade.ports import Ops
 from pdserve.errors import ErrorReason, RejectedError
 
 MAX_DRAIN_S = 24 * 3600.0
+LATEST_S = 9e12
+"""Seconds; no ledger has a later entry."""
 
 
 def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
-    """Health and version need no key, metrics any, the fleet an admin's."""
+    """Health and version need no key, metrics any, fleet and usage an admin's."""
 
     @app.get("/health/live")
     async def live(request: Request) -> Response:
@@ -66,6 +70,28 @@ def _add_fleet(app: FastAPI, intake: Intake, ops: Ops) -> None:
         require_admin(request)
         state = await ops.drain(worker_id, _seconds(deadline_s))
         return json_response(state, request_id_header(request))
+
+    @app.get("/usage")
+    async def usage(
+        request: Request, by: str = "tenant", since: str = "0", until: str = "inf"
+    ) -> Response:
+        require_admin(request)
+        told = await ops.usage(by, _moment(since, "since"), _moment(until, "until"))
+        return json_response(told, request_id_header(request))
+
+
+def _moment(text: str, param: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise RejectedError(
+            ErrorReason.INVALID_ARGUMENT,
+            f"{param} must be in seconds since 1970",
+            param=param,
+        )
+    return min(max(seconds, 0.0), LATEST_S)
 
 
 def _seconds(deadline_s: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 from coordinator.facade.ports import TokenStream
+from coordinator.record import RequestRecord
 from pdserve.chat import AnsweredMessage, ChatPrompt, MessageDelta, NamedTool, ToolMode
 from pdserve.parsing import AnswerParser, ChatParser, ChatParsing
 from pdserve.types import Delta, FinishReason, Usage
@@ -133,20 +134,31 @@ def _shown(came: Delta, prompt: ChatPrompt, so_far: SoFar) -> ParsedDelta:
 
 
 def taken_apart(
-    parser: ChatParser, parsing: ChatParsing, prompt: ChatPrompt, stream: TokenStream, whole: bool
+    parser: ChatParser,
+    parsing: ChatParsing,
+    prompt: ChatPrompt,
+    stream: TokenStream,
+    record: RequestRecord,
 ) -> Parsed:
-    """The answer to `prompt`, in pieces, or as a whole with its last delta."""
+    """The answer to `prompt`, in pieces where it is streamed, or as a whole with its last delta."""
     answer = parsing.parser(stream.prompt_token_ids)
     so_far = SoFar(answer, tells_reasoning=parser.parses_reasoning)
-    if whole:
-        return Parsed(stream, Whole(answer, prompt, so_far, parses_tools=parser.parses_tools))
-    return Parsed(stream, Pieces(answer, prompt, so_far))
+    if record.stream:
+        return Parsed(stream, Pieces(answer, prompt, so_far), record)
+    whole = Whole(answer, prompt, so_far, parses_tools=parser.parses_tools)
+    return Parsed(stream, whole, record)
 
 
 class Parsed:
-    """A TokenStream of ParsedDelta."""
+    """A TokenStream of ParsedDelta. It tells the record of the tokens that were reasoning."""
 
-    def __init__(self, stream: TokenStream, take_apart: Callable[[Delta], ParsedDelta]) -> None:
+    def __init__(
+        self,
+        stream: TokenStream,
+        take_apart: Callable[[Delta], ParsedDelta],
+        record: RequestRecord,
+    ) -> None:
+        self._record = record
         self._stream = stream
         self._take_apart = take_apart
         self.route = stream.route
@@ -156,7 +168,10 @@ class Parsed:
         return self
 
     async def __anext__(self) -> ParsedDelta:
-        return self._take_apart(await anext(aiter(self._stream)))
+        delta = self._take_apart(await anext(aiter(self._stream)))
+        if delta.usage is not None:
+            self._record.usage = delta.usage
+        return delta
 
     def forward(self, write: Callable[[str], bool]) -> None:
         """Nothing can be written before it was taken apart."""

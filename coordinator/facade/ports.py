@@ -72,5 +72,9 @@ class Ops(Protocol):
         """Has a worker take nothing new, and answers, as JSON, when it has ended its work or the
         deadline passed. Raises PdserveError."""
 
+    async def usage(self, by: str, since_s: float, until_s: float) -> dict[str, Any]:
+        """What was charged between two moments, seconds since the Unix epoch, as JSON. Raises
+        PdserveError."""
+
     def metrics(self) -> bytes:
         """In Prometheus' text format."""

@@ -23,7 +23,6 @@ class Part:
 
     spec: GenerateSpec
     record: RequestRecord
-    counts_prompt: bool
     echo: Echo | None = None
 
 
@@ -38,14 +37,14 @@ def parts_of(
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + choice)
         part = replace(spec, request_id=request_id, prompt=prompt, sampling=sampling)
-        own = record.twin(request_id) if index else record
-        parts.append(Part(part, own, counts_prompt=choice == 0))
+        own = record.twin(request_id, counts_prompt=choice == 0) if index else record
+        parts.append(Part(part, own))
     return parts
 
 
 def total(parts: Sequence[Part], usages: Sequence[Usage]) -> Usage:
     """What all choices used together."""
-    counted = [usage for part, usage in zip(parts, usages, strict=True) if part.counts_prompt]
+    counted = [u for part, u in zip(parts, usages, strict=True) if part.record.counts_prompt]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in counted),
         completion_tokens=sum(usage.completion_tokens for usage in usages),

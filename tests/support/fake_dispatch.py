@@ -165,6 +165,7 @@ class FakeOps:
     is_ready: bool = True
     state: dict[str, Any] = field(default_factory=lambda: {"routes": {"tiny": {"colocated": True}}})
     drained: list[tuple[str, float]] = field(default_factory=list)
+    asked: list[tuple[str, float, float]] = field(default_factory=list)
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
         return self.is_ready, self.state
@@ -181,6 +182,10 @@ class FakeOps:
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         self.drained.append((worker_id, deadline_s))
         return {"worker": worker_id, "unfinished": 0}
+
+    async def usage(self, by: str, since_s: float, until_s: float) -> dict[str, Any]:
+        self.asked.append((by, since_s, until_s))
+        return {"rows": []}
 
     def metrics(self) -> bytes:
         return b"pdserve_requests_total 1\n"

@@ -24,6 +24,7 @@ def second_coordinator(
     for surface in ("http", "grpc"):
         config[surface]["port"] = 0
     config["workers"] = workers or config["workers"]
+    config["ledger"]["folder"] = None  # that is the other one's
     for model in config["models"]:
         model |= {"transport": transport, **settings}
     process = subprocess.Popen(

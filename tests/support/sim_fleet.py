@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +23,7 @@ from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
 from coordinator.main import HttpServer
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.observer import Observer
+from coordinator.observer import EndListener, Observer
 from coordinator.ops import Ops
 from coordinator.policy.health import SERVING
 from coordinator.policy.pairs import PairState
@@ -173,6 +173,7 @@ class SimCoordinator:
         config: CoordinatorConfig,
         context_length: int = CONTEXT_LENGTH,
         tracer: Tracer | None = None,
+        listeners: Sequence[EndListener] = (),
     ) -> None:
         encoders = {model.name: ByteEncoder(context_length) for model in config.models}
         models = build(config, encoders)
@@ -187,7 +188,7 @@ class SimCoordinator:
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models, self.fleet, metrics)
         timelines = Timelines()
         spans = [] if tracer is None else [Spans(tracer)]
-        observer = Observer(metrics, [timelines, *spans])
+        observer = Observer(metrics, [*listeners, timelines, *spans])
         traces = tracer is not None
         dispatcher = Dispatcher(models, self.fleet, self.gateway, observer, traces=traces)
         self.ops = Ops(models, self.fleet, self.gateway, metrics, timelines)
@@ -278,6 +279,7 @@ def coordinator(
     *experiments: Experiment,
     context_length: int = CONTEXT_LENGTH,
     tracer: Tracer | None = None,
+    listeners: Sequence[EndListener] = (),
     **model: Any,
 ) -> SimCoordinator:
     """`model` are fields of its ModelConfig."""
@@ -289,6 +291,7 @@ def coordinator(
         ),
         context_length,
         tracer,
+        listeners,
     )
 
 

@@ -209,7 +209,7 @@ def test_a_child_gets_exactly_its_settings(monkeypatch: pytest.MonkeyPatch) -> N
     model = the_model(base, {"mode": Mode.AUTO, "path": "/models/m"}, Pools())
     ports = WorkerPorts(grpc=1001, metrics=1002, side_channel=1003)
     worker = worker_settings(base, ("prefill-0", Role.PREFILL), model, "0-1", ports)
-    head = coordinator_settings(base, model, ["127.0.0.1:1001"])
+    head = coordinator_settings(base, model, ["127.0.0.1:1001"], Path("/run/here"))
     for settings in (worker, head):
         outer = {"PDSERVE_WORKER__ID": "of the user", "pdserve_log__level": "ERROR", "HOME": "/h"}
         env = child_env(settings, outer)
@@ -222,6 +222,7 @@ def test_a_child_gets_exactly_its_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert worker.worker.grpc.port == 1001
     assert worker.worker.vllm.cpu_cores == "0-1"
     assert head.coordinator.models == (model,)
+    assert head.coordinator.ledger.folder == Path("/run/here/ledger")
 
 
 def test_the_workers_of_a_system() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from coordinator.facade.ops import LATEST_S
 from coordinator.gateway.keys import KeyRing, new_key
 from coordinator.policy.ticket import Priority
 from pdserve.config import ModelConfig
@@ -22,6 +23,7 @@ ADMINS_ALONE = (
     ("GET", "/fleet"),
     ("GET", "/fleet/requests"),
     ("GET", "/fleet/requests/r1"),
+    ("GET", "/usage"),
     ("PUT", DRAIN_PATH),
 )
 
@@ -65,6 +67,16 @@ async def test_a_worker_is_drained_by_an_operator(facade: HttpFacade) -> None:
         refused = await facade.client.put(DRAIN_PATH, params={"deadline_s": deadline_s})
         assert_error(refused, 400, "invalid_argument", "deadline_s")
     assert len(facade.ops.drained) == 1
+
+
+async def test_usage_is_of_a_time(facade: HttpFacade) -> None:
+    assert (await facade.client.get("/usage")).json() == {"rows": []}
+    asked = {"by": "day", "since": "-1", "until": "1.5"}
+    assert (await facade.client.get("/usage", params=asked)).status_code == 200
+    assert facade.ops.asked == [("tenant", 0, LATEST_S), ("day", 0, 1.5)]
+    for moment in ("nan", "today", ""):
+        refused = await facade.client.get("/usage", params={"since": moment})
+        assert_error(refused, 400, "invalid_argument", "since")
 
 
 async def test_openapi_document_describes_the_bodies(facade: HttpFacade) -> None:

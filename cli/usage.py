@@ -1,0 +1,132 @@
+"""`pdserve usage`"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.options import DEFAULT_URL, Key, Url
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_AGO = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class By(StrEnum):
+    TENANT = "tenant"
+    KEY = "key_id"
+    MODEL = "model"
+    MODE = "mode"
+    ARM = "arm"
+    SURFACE = "surface"
+    OUTCOME = "outcome"
+    DAY = "day"
+    REQUEST = "request"
+
+
+_TOKENS = {"prompt_tokens": "prompt", "cached_tokens": "cached", "completion_tokens": "answer"}
+_Moment = "a date (2026-11-30), a time (2026-11-30T12:00), both UTC, or how long ago: 90s, 24h, 7d"
+
+
+def usage(  # noqa: PLR0913  (every one is an option)
+    *,
+    by: Annotated[By, typer.Option(help="What to add up by; request: each by itself.")] = By.TENANT,
+    since: Annotated[str | None, typer.Option(help=f"From then on: {_Moment}.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before then, likewise.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="As CSV; - is standard output.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Shows what requests used and cost, from a coordinator's ledger."""
+    from cli.http import connect, get_json
+
+    now = datetime.now(UTC)
+    bounds = [(name, moment(text, now)) for name, text in (("since", since), ("until", until))]
+    query = "".join(f"&{name}={at:f}" for name, at in bounds if at is not None)
+    with connect(url, key) as client:
+        told = get_json(client, f"/usage?by={by}{query}")
+    if csv_file is not None:
+        write_csv(told["rows"], csv_file)
+    if as_json:
+        print(json.dumps(told, indent=2))
+    elif csv_file is None:
+        from rich.console import Console
+
+        Console().print(picture(told))
+
+
+def moment(text: str | None, now: datetime) -> float | None:
+    """Seconds since the Unix epoch. Raises CliError."""
+    from cli.failure import CliError
+
+    if text is None:
+        return None
+    if ago := _AGO.fullmatch(text):
+        return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(f"{text!r} is no moment: give {_Moment}") from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def write_csv(rows: list[dict[str, Any]], file: Path) -> None:
+    """Raises CliError where it cannot be written."""
+    from cli.failure import CliError
+
+    try:
+        out = sys.stdout if str(file) == "-" else file.open("w", newline="", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from None
+    try:
+        writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    finally:
+        if out is not sys.stdout:
+            out.close()
+
+
+def picture(told: dict[str, Any]) -> Table:
+    """The rows as a table; money is in the ledger's currency."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    by = told["by"]
+    if by == By.REQUEST:
+        names = {"at": "at", "request_id": "request", "tenant": "tenant", "mode": "mode"}
+        counts, costs = _TOKENS, {"cost": told["currency"]}
+    else:
+        names = {by: by}
+        counts = {"requests": "requests", **_TOKENS}
+        costs = {
+            "prefill_cost": f"prefill {told['currency']}",
+            "decode_cost": f"decode {told['currency']}",
+            "cost_per_request": "a request",
+            "cost_per_million_tokens": "1M tokens",
+        }
+    table = Table(box=SIMPLE_HEAD)
+    for title in names.values():
+        table.add_column(title)
+    for title in (*counts.values(), *costs.values()):
+        table.add_column(title, justify="right")
+    for row in told["rows"]:
+        table.add_row(
+            *(str(row[name]) or "-" for name in names),
+            *(f"{row[name]:,}" for name in counts),
+            *(f"{row[name]:,.4g}" for name in costs),
+        )
+    return table
