@@ -169,7 +169,9 @@ class _Worker:
 def _build_engine(config: WorkerConfig, key_file: Path | None) -> Engine:
     """Makes the model's folder first, where it is missing: minutes, once."""
     if config.engine == "sim":
-        return SimEngine(config.sim, f"sim-{config.model.name}", RealClock())
+        adapters = tuple(config.model.lora)
+        revision = f"sim-{config.model.name}"
+        return SimEngine(config.sim, revision, RealClock(), adapters=adapters)
     from pdserve.engine.vllm import VllmEngine
 
     name = config.model.path or config.model.name
@@ -182,6 +184,7 @@ def _vllm_config(config: WorkerConfig, folder: Path, key_file: Path | None) -> V
     given = config.vllm
     # What is None is left to the engine's own default.
     optional = {"block_size": given.block_size}
+    adapters = {name: Path(folder) for name, folder in config.model.lora.items()}
     return VllmEngineConfig(
         model_path=folder,
         model_revision=models.revision(folder),
@@ -203,6 +206,8 @@ def _vllm_config(config: WorkerConfig, folder: Path, key_file: Path | None) -> V
         side_channel_port=given.side_channel.port,
         grpc_port=given.grpc_port,
         fleet_key_file=key_file,
+        adapters=adapters,
+        adapters_revision=models.adapters_revision(adapters),
         log_level=given.log_level,
         extra_engine_args=given.extra_args,
         **{name: value for name, value in optional.items() if value is not None},

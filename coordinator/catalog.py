@@ -20,7 +20,8 @@ from pdserve.types import Mode
 class ServedModel:
     """`context_length` in tokens, prompt and answer together; workers may serve less.
 
-    `defaults` are for requests that do not say.
+    `defaults` are for requests that do not say. `adapter` names the LoRA adapter that it was asked
+    for by, empty where that was by its own name.
     """
 
     config: ModelConfig
@@ -29,6 +30,7 @@ class ServedModel:
     context_length: int
     defaults: Defaults
     chat_parser: ChatParser | None = None
+    adapter: str = ""
 
     @property
     def may_disaggregate(self) -> bool:

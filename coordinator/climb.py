@@ -139,7 +139,8 @@ class Climb:
         )
         outcome = "failed"
         try:
-            prompt = PromptBlocks(again.request.token_ids, again.request.cache_salt)
+            asked = again.request
+            prompt = PromptBlocks(asked.token_ids, asked.cache_salt, asked.lora)
             failure = _Failure(plan, Fault.DECODE, error, waits=True)
             first = await self._climb(again, prompt, failure)
             outcome = "continued"

@@ -91,7 +91,7 @@ class Dispatcher:
                 f"the model {spec.model!r} is not served here; the model list names those that are",
                 param="model",
             )
-        record.model = spec.model
+        record.model = spec.lora or spec.model
         permit = await self._gateway.enter(caller, spec)
         try:
             context_length = self._context_length(model)
@@ -102,7 +102,7 @@ class Dispatcher:
             if self._traces and record.place is not None:
                 request = replace(request, traceparent=record.place.traceparent)
             record.phase("tokenise")
-            prompt = PromptBlocks(request.token_ids, request.cache_salt)
+            prompt = PromptBlocks(request.token_ids, request.cache_salt, request.lora)
             await permit.admit(self._work(spec, model, request, prompt))
             record.phase("queue")
             facts = partial(self._facts, spec, model)
@@ -205,6 +205,7 @@ def _engine_request(
         token_ids=token_ids,
         sampling=replace(spec.sampling, max_tokens=wanted or min(room, longest or room)),
         cache_salt=spec.cache_salt,
+        lora=spec.lora,
     )
 
 

@@ -162,10 +162,14 @@ class Prover:
     def _may_join(self, worker: Worker) -> bool:
         if not worker.connected or worker.silent or worker.leaving or worker.info is None:
             return False
-        if worker.info.model in self._models:
-            return True
-        worker.detail = f"serves {worker.info.model!r}, which is not in coordinator.models"
-        return False
+        model = self._models.get(worker.info.model)
+        if model is None:
+            worker.detail = f"serves {worker.info.model!r}, which is not in coordinator.models"
+            return False
+        if missing := model.config.lora.keys() - set(worker.info.adapters):
+            worker.detail = f"lacks the LoRA adapters {', '.join(sorted(missing))}"
+            return False
+        return True
 
     def _meet(self, prefill: Worker, decode: Worker) -> None:
         assert prefill.info is not None

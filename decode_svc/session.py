@@ -174,6 +174,12 @@ class Session:
                 "nothing is left to answer after what is replayed",
                 param="replay",
             )
+        if not self._shared.engine.info.has_adapter(request.lora):
+            raise DecodeError(
+                ErrorReason.MODEL_NOT_FOUND,
+                f"the LoRA adapter {request.lora!r} is not here",
+                param="model",
+            )
         num_tokens = len(request.token_ids) + max_tokens
         self._check_context(num_tokens)
         turn = asyncio.Event()

@@ -90,10 +90,10 @@ def _check_prompt(handle: KvHandle, request: EngineRequest) -> None:
             ErrorReason.KV_DIGEST_MISMATCH,
             f"the KV handle covers {handle.num_tokens} tokens, the prompt has {num_tokens}",
         )
-    if handle.digest != digest(request.token_ids, request.cache_salt):
+    if handle.digest != digest(request.token_ids, request.cache_salt, request.lora):
         raise DecodeError(
             ErrorReason.KV_DIGEST_MISMATCH,
-            "the KV handle's digest is not that of the prompt and its cache salt",
+            "the KV handle's digest is not that of the prompt, its cache salt and its adapter",
         )
 
 

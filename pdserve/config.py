@@ -132,6 +132,9 @@ class ModelConfig(_Section):
         default=None,
         description="tells what the model thought from what it answers; as above",
     )
+    lora: dict[Name, str] = Field(
+        default={}, description="LoRA adapters, each served as a model of its name: their folders"
+    )
     mode_override: bool = Field(default=True, description="whether a request may ask for a mode")
     elastic: ElasticConfig | None = Field(
         default=None,
@@ -250,8 +253,9 @@ class CoordinatorConfig(_Section):
     @model_validator(mode="after")
     def _check(self) -> CoordinatorConfig:
         names = [model.name for model in self.models]
-        if len(set(names)) != len(names):
-            raise ValueError("two models share a name")
+        served = [*names, *(adapter for model in self.models for adapter in model.lora)]
+        if len(set(served)) != len(served):
+            raise ValueError("two models, or adapters, share a name")
         for experiment in self.experiments:
             if experiment.model not in names:
                 raise ValueError(f"experiment {experiment.name}: no model {experiment.model!r}")

@@ -129,6 +129,7 @@ def fingerprint_to_proto(value: Fingerprint) -> kv_pb2.Fingerprint:
         layout=value.layout,
         tensor_parallel=value.tensor_parallel,
         pipeline_parallel=value.pipeline_parallel,
+        adapters=value.adapters,
     )
 
 
@@ -140,6 +141,7 @@ def fingerprint_from_proto(message: kv_pb2.Fingerprint) -> Fingerprint:
         message.layout,
         message.tensor_parallel,
         message.pipeline_parallel,
+        message.adapters,
     )
 
 
@@ -247,6 +249,7 @@ def prefill_request_to_proto(request: EngineRequest, transport: str) -> prefill_
         cache_salt=request.cache_salt,
         transport=transport,
         traceparent=request.traceparent,
+        lora=request.lora,
     )
 
 
@@ -257,6 +260,7 @@ def prefill_request_from_proto(message: prefill_pb2.PrefillRequest) -> EngineReq
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         cache_salt=message.cache_salt,
         traceparent=message.traceparent,
+        lora=message.lora,
     )
 
 
@@ -290,6 +294,7 @@ def start_to_proto(
         kv=None if kv is None else handle_to_proto(kv),
         replay=None if request.replay is None else _replay_to_proto(request.replay),
         traceparent=request.traceparent,
+        lora=request.lora,
     )
 
 
@@ -301,6 +306,7 @@ def start_from_proto(message: decode_pb2.StartSequence) -> tuple[EngineRequest, 
         cache_salt=message.cache_salt,
         replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
         traceparent=message.traceparent,
+        lora=message.lora,
     )
     return request, handle_from_proto(message.kv) if message.HasField("kv") else None
 

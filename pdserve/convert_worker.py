@@ -33,6 +33,7 @@ def worker_info_to_proto(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
         chunk_tokens=info.chunk_tokens,
         max_sequences=info.max_sequences,
         tells_cache=info.tells_cache,
+        adapters=info.adapters,
     )
 
 
@@ -56,6 +57,7 @@ def worker_info_from_proto(message: worker_pb2.GetWorkerInfoResponse) -> WorkerI
         chunk_tokens=message.chunk_tokens,
         max_sequences=message.max_sequences,
         tells_cache=message.tells_cache,
+        adapters=tuple(message.adapters),
     )
 
 

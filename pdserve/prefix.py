@@ -1,4 +1,5 @@
-"""What names a block of a prompt: one number for its tokens, all before them and the salt. Pure.
+"""What names a block of a prompt: one number for its tokens, all before them, the salt and the
+LoRA adapter. Pure.
 
 Coordinator and workers compute the same names, each from token ids: what an engine calls its
 blocks stays inside the worker.
@@ -14,9 +15,10 @@ from xxhash import xxh3_64_intdigest
 _TOKEN_BYTES = 4
 
 
-def root(cache_salt: str) -> int:
-    """The name before the first block: prompts with different salts share none."""
-    return xxh3_64_intdigest(cache_salt.encode())
+def root(cache_salt: str, lora: str) -> int:
+    """The name before the first block: prompts with different salts or adapters share none."""
+    seed = xxh3_64_intdigest(lora.encode()) if lora else 0
+    return xxh3_64_intdigest(cache_salt.encode(), seed=seed)
 
 
 def extend(parent: int, token_ids: Sequence[int], block_size: int) -> list[int]:
@@ -30,6 +32,6 @@ def extend(parent: int, token_ids: Sequence[int], block_size: int) -> list[int]:
     return names
 
 
-def chain(token_ids: Sequence[int], cache_salt: str, block_size: int) -> list[int]:
+def chain(token_ids: Sequence[int], cache_salt: str, block_size: int, lora: str = "") -> list[int]:
     """The names of a prompt's full blocks of `block_size` tokens."""
-    return extend(root(cache_salt), token_ids, block_size)
+    return extend(root(cache_salt, lora), token_ids, block_size)

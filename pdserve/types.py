@@ -83,7 +83,8 @@ class GenerateSpec:
 
     `tenant` comes from the key, never from the client; `session` is the client's.
     `deadline` is on the monotonic clock of `time.monotonic`, None for no deadline;
-    `priority` is lower for what should be served sooner.
+    `priority` is lower for what should be served sooner; `lora` names the adapter of the model
+    that is to answer, empty for none.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class GenerateSpec:
     deadline: float | None = None
     priority: int = 0
     truncation: Truncation | None = None
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class EngineRequest:
     cache_salt: str = ""
     replay: Replay | None = None
     traceparent: str = ""
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,7 @@ class Fingerprint:
     layout: str
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    adapters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +298,7 @@ class WorkerInfo:
     chunk_tokens: int
     max_sequences: int
     tells_cache: bool
+    adapters: tuple[str, ...] = ()
 
 
 class LeaseEnd(StrEnum):

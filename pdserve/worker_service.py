@@ -63,6 +63,7 @@ class WorkerService(WorkerServiceServicer):
                 version=pdserve.__version__,
                 chunk_tokens=engine.chunk_tokens,
                 max_sequences=engine.max_sequences,
+                adapters=engine.adapters,
                 tells_cache=self._engine.cached is not None,
             )
         )

@@ -176,6 +176,10 @@ class PrefillService(PrefillServiceServicer):
                 f"a prompt of {num_tokens} tokens does not fit a KV cache of "
                 f"{info.kv_capacity_tokens}",
             )
+        if not info.has_adapter(prompt.lora):
+            raise PrefillError(
+                ErrorReason.KV_INCOMPATIBLE, f"the LoRA adapter {prompt.lora!r} is not here"
+            )
         if transport not in info.transports:
             raise PrefillError(
                 ErrorReason.KV_INCOMPATIBLE,
@@ -188,7 +192,7 @@ class PrefillService(PrefillServiceServicer):
             worker_id=self._identity.worker_id,
             epoch=self._identity.epoch,
             fingerprint=self._engine.info.fingerprint,
-            digest=digest(prompt.token_ids, prompt.cache_salt),
+            digest=digest(prompt.token_ids, prompt.cache_salt, prompt.lora),
             num_tokens=len(prompt.token_ids),
             lease_expiry_ns=round((self._wall_clock() + lease_s) * 1e9),
             descriptor=descriptor,

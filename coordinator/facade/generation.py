@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from coordinator.catalog import ServedModel
 from coordinator.facade.echo import Echo, echo_of, echoed
 from coordinator.facade.http_wire import (
     WhileConnected,
@@ -42,7 +43,7 @@ from coordinator.facade.sse import (
 )
 from coordinator.record import RequestRecord
 from pdserve.errors import REQUEST_ID, ErrorReason, RejectedError
-from pdserve.types import GenerateSpec, Mode, Prompt, Route, SamplingParams, Usage
+from pdserve.types import GenerateSpec, Mode, Prompt, Route, Usage
 
 
 class GenerationResponse(Response):
@@ -83,9 +84,9 @@ class GenerationResponse(Response):
         data = await read_json_body(headers, receive, self._intake.max_body_bytes)
         body = self.operation.read(data)
         record.stream = bool(body.stream)
-        defaults = self._intake.model(body.model).defaults
+        model = self._intake.model(body.model)
         prompts, n = body.to_prompts(), body.n or 1
-        spec = _spec(body, prompts[0], defaults.sampling, headers, record)
+        spec = _spec(body, prompts[0], model, headers, record)
         identity = AnswerIdentity(
             id=self.operation.id_prefix + record.request_id,
             created=int(time.time()),
@@ -228,22 +229,23 @@ _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 def _spec(
     body: GenerationBody,
     prompt: Prompt,
-    defaults: SamplingParams,
+    model: ServedModel,
     headers: Headers,
     record: RequestRecord,
 ) -> GenerateSpec:
     """Raises RejectedError for a header that makes no sense."""
     return GenerateSpec(
         request_id=record.request_id,
-        model=body.model,
+        model=model.config.name,
         prompt=prompt,
-        sampling=body.to_sampling(defaults),
+        sampling=body.to_sampling(model.defaults.sampling),
         mode=_mode(headers.get(MODE)),
         tenant=record.tenant,
         session=headers.get(SESSION, ""),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         truncation=body.truncation,
+        lora=model.adapter,
     )
 
 

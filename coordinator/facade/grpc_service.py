@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast
 
+from coordinator.catalog import ServedModel
 from coordinator.facade.grpc_prompt import NAMES, prompt_of, truncation_of
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
 from coordinator.facade.parsed import ParsedDelta
@@ -94,10 +95,15 @@ class InferenceServicer(InferenceServiceServicer):
         context.set_trailing_metadata(((REQUEST_ID, request_id),))
         self._intake.authenticate(metadata.get("authorization"))
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-        models = sorted(self._intake.models.items())
+        models = [(name, self._intake.model(name)) for name in self._intake.names]
         return pb.ListModelsResponse(
             models=[
-                pb.Model(name=name, context_length=model.context_length) for name, model in models
+                pb.Model(
+                    name=name,
+                    context_length=model.context_length,
+                    parent=model.config.name if model.adapter else "",
+                )
+                for name, model in models
             ]
         )
 
@@ -120,8 +126,7 @@ class InferenceServicer(InferenceServiceServicer):
         try:
             caller = self._intake.authenticate(metadata.get("authorization"))
             record.tenant, record.key_id = caller.tenant, caller.key_id
-            defaults = self._intake.model(request.model).defaults
-            spec = _spec(request, defaults.sampling, record, context)
+            spec = _spec(request, self._intake.model(request.model), record, context)
             stream = await self._intake.open(spec, caller, record, _NAMES)
             await context.send_initial_metadata(_route_metadata(record, stream.route))
             yield record.request_id, stream
@@ -198,17 +203,17 @@ def _route_metadata(record: RequestRecord, route: Route) -> tuple[tuple[str, str
 
 
 def _spec(
-    request: _Request, defaults: SamplingParams, record: RequestRecord, context: Context
+    request: _Request, model: ServedModel, record: RequestRecord, context: Context
 ) -> GenerateSpec:
     """Raises PdserveError for what no dataclass can hold."""
-    sampling = sampling_from_proto(request.sampling, defaults)
+    sampling = sampling_from_proto(request.sampling, model.defaults.sampling)
     if isinstance(request, pb.GenerateRequest) and sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=COMPLETION_MAX_TOKENS)
     # None without a deadline, whatever its type says.
     remaining = cast(float | None, context.time_remaining())
     return GenerateSpec(
         request_id=record.request_id,
-        model=request.model,
+        model=model.config.name,
         prompt=prompt_of(request),
         sampling=sampling,
         mode=convert.mode_from_proto(request.options.mode),
@@ -218,4 +223,5 @@ def _spec(
         priority=request.options.priority,
         deadline=None if remaining is None else time.monotonic() + remaining,
         truncation=truncation_of(request.prompt_options),
+        lora=model.adapter,
     )

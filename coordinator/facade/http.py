@@ -118,18 +118,20 @@ def _add_models(app: FastAPI, intake: Intake) -> None:
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
+        model = intake.model(name)
         return {
             "id": name,
             "object": "model",
             "created": created,
             "owned_by": "pdserve",
-            "max_model_len": intake.model(name).context_length,
+            "parent": model.config.name if model.adapter else None,
+            "max_model_len": model.context_length,
         }
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         intake.authenticate(request.headers.get("authorization"))
-        cards = [card(name) for name in sorted(intake.models)]
+        cards = [card(name) for name in intake.names]
         return json_response({"object": "list", "data": cards}, request_id_header(request))
 
     @app.get("/v1/models/{name:path}")

@@ -57,13 +57,21 @@ class Intake:
         await self._gateway.count(caller)
 
     def model(self, name: str) -> ServedModel:
-        """Raises RejectedError MODEL_NOT_FOUND."""
-        try:
-            return self.models[name]
-        except KeyError:
-            raise RejectedError(
-                ErrorReason.MODEL_NOT_FOUND, "no such model is served here", param="model"
-            ) from None
+        """By its own name, or that of one of its adapters. Raises RejectedError MODEL_NOT_FOUND."""
+        if (model := self.models.get(name)) is not None:
+            return model
+        for model in self.models.values():
+            if name in model.config.lora:
+                return replace(model, adapter=name)
+        raise RejectedError(
+            ErrorReason.MODEL_NOT_FOUND, "no such model is served here", param="model"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Of models and adapters."""
+        adapters = (name for model in self.models.values() for name in model.config.lora)
+        return sorted([*self.models, *adapters])
 
     def chat_parser(self, spec: GenerateSpec) -> ChatParser | None:
         """What takes the answer apart; None where it is text alone. Raises as `model`."""
@@ -79,7 +87,7 @@ class Intake:
         Raises PdserveError.
         """
         model = self.model(spec.model)
-        record.model = spec.model
+        record.model = spec.lora or spec.model
         limits = Limits(model.context_length, model.encoder.vocab_size)
         validate(spec, limits, names)
         if spec.mode is not None and not (caller.may_choose_mode and model.config.mode_override):

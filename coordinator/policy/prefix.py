@@ -22,16 +22,17 @@ _SPARE_TOLD = 1024
 class PromptBlocks:
     """A prompt in blocks of any size, hashed once for each size that is asked for."""
 
-    def __init__(self, token_ids: tuple[int, ...], cache_salt: str) -> None:
+    def __init__(self, token_ids: tuple[int, ...], cache_salt: str, lora: str = "") -> None:
         self._token_ids = token_ids
         self._cache_salt = cache_salt
+        self._lora = lora
         self._chains: dict[int, list[int]] = {}
 
     def chain(self, block_size: int) -> list[int]:
         """The names of all full blocks."""
         found = self._chains.get(block_size)
         if found is None:
-            found = chain(self._token_ids, self._cache_salt, block_size)
+            found = chain(self._token_ids, self._cache_salt, block_size, self._lora)
             self._chains[block_size] = found
         return found
 

@@ -24,7 +24,8 @@ class EngineInfo:
     `kind` is "vllm" or "sim"; `context_length` and `kv_capacity_tokens` are in tokens;
     `transports` are the names of the KV transports it can use, best first; `weights` is what
     it computes with, "bfloat16" or "fp8" for example; `chunk_tokens` is the most prompt tokens
-    that one step reads, `max_sequences` the most sequences that it serves at once.
+    that one step reads, `max_sequences` the most sequences that it serves at once; `adapters` are
+    the LoRA adapters that a request may name.
     """
 
     kind: str
@@ -35,6 +36,11 @@ class EngineInfo:
     weights: str
     chunk_tokens: int
     max_sequences: int
+    adapters: tuple[str, ...] = ()
+
+    def has_adapter(self, lora: str) -> bool:
+        """Whether requests may name it; all may name none."""
+        return not lora or lora in self.adapters
 
     def in_blocks(self, num_tokens: int) -> int:
         """The tokens of cache that so many take: those of whole blocks."""

@@ -28,7 +28,14 @@ from pdserve.engine.base import (
     Transfer,
 )
 from pdserve.engine.replayed import Replayed
-from pdserve.engine.sim_model import BLOCK_SIZE, Answer, AnswerSource, PrefixCache, logprobs_at
+from pdserve.engine.sim_model import (
+    BLOCK_SIZE,
+    Answer,
+    AnswerSource,
+    PrefixCache,
+    logprobs_at,
+    refuse_unknown,
+)
 from pdserve.engine.sim_sequence import SimSequence
 from pdserve.engine.sim_sockets import RealSockets, Sockets
 from pdserve.engine.sim_step import Step
@@ -44,7 +51,6 @@ from pdserve.types import (
     KvDescriptor,
     LeaseEnd,
     NixlDescriptor,
-    SamplingParams,
     SimDescriptor,
 )
 
@@ -52,7 +58,7 @@ from pdserve.types import (
 class SimEngine:
     """An Engine that needs nothing. `revision` stands for the model in its fingerprint."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what tests and simulations put in its place)
         self,
         config: SimConfig,
         revision: str,
@@ -60,6 +66,8 @@ class SimEngine:
         timing: Timing | None = None,
         sockets: Sockets | None = None,
         answer: Callable[[EngineRequest, int], AnswerSource] | None = None,
+        *,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         """Steps take what the configuration says, unless `timing` is given; KV is fetched over
         the machine's own sockets, unless others are. `answer` makes an answer of at most so
@@ -72,7 +80,9 @@ class SimEngine:
         self._answer = answer or _answer
         self._info = EngineInfo(
             kind="sim",
-            fingerprint=Fingerprint(revision, "sim", BLOCK_SIZE, "sim"),
+            fingerprint=Fingerprint(
+                revision, "sim", BLOCK_SIZE, "sim", adapters=",".join(sorted(adapters))
+            ),
             context_length=config.context_length,
             kv_capacity_tokens=config.kv_capacity_tokens,
             transports=tuple(
@@ -83,6 +93,7 @@ class SimEngine:
             weights=config.weights,
             chunk_tokens=config.chunk_tokens,
             max_sequences=config.max_num_seqs,
+            adapters=adapters,
         )
         self._wake = asyncio.Event()
         self._cache = PrefixCache(config.kv_capacity_tokens)
@@ -126,7 +137,7 @@ class SimEngine:
     async def generate(
         self, request: EngineRequest, kv: KvDescriptor | None
     ) -> AsyncIterator[Delta]:
-        _refuse_unknown(request.sampling)
+        refuse_unknown(request.sampling)
         most = self._config.context_length - len(request.token_ids)
         answer = self._answer(request, min(request.sampling.max_tokens or most, most))
         replayed = Replayed(request.replay)
@@ -339,8 +350,8 @@ class SimEngine:
             self._begin(sequence)
 
     def _begin(self, sequence: SimSequence) -> None:
-        tokens = sequence.request.token_ids
-        sequence.chain = prefix.chain(tokens, sequence.request.cache_salt, BLOCK_SIZE)
+        request, tokens = sequence.request, sequence.request.token_ids
+        sequence.chain = prefix.chain(tokens, request.cache_salt, BLOCK_SIZE, request.lora)
         if sequence.blocks is not None:
             sequence.blocks.set()
             return
@@ -385,14 +396,4 @@ class SimEngine:
 
 def _answer(request: EngineRequest, max_tokens: int) -> AnswerSource:
     replay = () if request.replay is None else request.replay.token_ids
-    return Answer(request.token_ids, request.sampling, max_tokens, replay)
-
-
-def _refuse_unknown(sampling: SamplingParams) -> None:
-    for param in ("structured_outputs", "bad_words", "allowed_token_ids"):
-        if getattr(sampling, param):
-            raise DecodeError(
-                ErrorReason.INVALID_ARGUMENT,
-                f"the simulated engine does not know {param}",
-                param=param,
-            )
+    return Answer(request.token_ids, request.sampling, max_tokens, replay, request.lora)

@@ -1,7 +1,7 @@
 """The language model of the simulated engine: pure, no clock, no weights.
 
 Each token is a function of the tokens before it (and of the seed, when sampling), as with a
-real model at temperature 0: it does not depend on route, salt or timing, and a prompt
+real model at temperature 0: it depends on the adapter, not on route, salt or timing, and a prompt
 extended by part of its answer is answered with the rest.
 """
 
@@ -13,6 +13,7 @@ from math import log
 from typing import Protocol
 
 from pdserve.cached_blocks import CachedBlocks
+from pdserve.errors import DecodeError, ErrorReason
 from pdserve.sampling import PositionLogprobs, SamplingParams, TokenLogprob
 from pdserve.types import FinishReason
 
@@ -93,13 +94,14 @@ class Answer:
         sampling: SamplingParams,
         max_tokens: int,
         replay: tuple[int, ...] = (),
+        lora: str = "",
     ) -> None:
         """Raises ValueError for a `replay` that is not of this vocabulary."""
         if any(not 0 <= token < len(_TEXTS) for token in replay):
             raise ValueError("tokens to replay that there are none of")
         self._replay = replay
         self._state = 0
-        for token in prompt:
+        for token in (*lora.encode(), *prompt):
             self._state = _absorb(self._state, token)
         sampled = sampling.temperature > 0 and sampling.seed is not None
         self._seed = _absorb(1, sampling.seed or 0) if sampled else 0
@@ -232,3 +234,14 @@ class PrefixCache:
         for block in reversed(chain):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
+
+
+def refuse_unknown(sampling: SamplingParams) -> None:
+    """Raises DecodeError for what this model cannot be held to."""
+    for param in ("structured_outputs", "bad_words", "allowed_token_ids"):
+        if getattr(sampling, param):
+            raise DecodeError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"the simulated engine does not know {param}",
+                param=param,
+            )

@@ -19,6 +19,7 @@ from pdserve.engine.kv import grpc, nixl
 from pdserve.engine.replayed import Replayed
 from pdserve.engine.vllm_args import VllmEngineConfig, grpc_config
 from pdserve.engine.vllm_cache import CacheFollower
+from pdserve.engine.vllm_lora import Adapters
 from pdserve.engine.vllm_sampling import KV_PARAMS, REPLAY, logprobs_of, to_vllm
 from pdserve.engine.vllm_stats import StepRecorder
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
@@ -58,6 +59,7 @@ class VllmEngine:
         self._recorder = StepRecorder(lambda _: None)
         self._info: EngineInfo | None = None
         self._cached: CachedBlocks | None = None
+        self._adapters = Adapters({})
         self._releases: set[asyncio.Task[None]] = set()
         self._held: set[str] = set()
 
@@ -67,6 +69,8 @@ class VllmEngine:
         self._process = process
         try:
             self._info = await process.start()
+            self._adapters = Adapters(self._config.adapters)
+            await self._adapters.load(process.llm)
             await self._warm_up()
             self._cached = await self._told(process.cache)
         except BaseException:
@@ -230,6 +234,7 @@ class VllmEngine:
             sampling,
             # Two sequences may have one public id: a retry while the first is being aborted.
             name or _unique(request.request_id),
+            lora_request=self._adapters.request(request.lora),
             reasoning_ended=True if request.sampling.constrain_reasoning else None,
         )
 

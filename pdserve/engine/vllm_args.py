@@ -19,6 +19,7 @@ import psutil
 from pdserve.engine.child import ENGINE_MARK
 from pdserve.engine.kv import grpc, nixl
 from pdserve.engine.kv.transports import TRANSPORTS, transfer_config
+from pdserve.engine.vllm_lora import lora_args
 from pdserve.errors import ConfigError
 from pdserve.types import GrpcDescriptor, NixlDescriptor, Role
 
@@ -40,7 +41,8 @@ class VllmEngineConfig:
     `transports` let the engine hand prompts over as `roles` say, the best first. It listens on
     `side_channel_host`, which decode engines must reach: for NIXL on `side_channel_port`, for
     gRPC on `grpc_port` and, with tensor parallelism, those after it; 0 picks free ones.
-    `fleet_key_file` holds the key that readers over gRPC must carry. `kv_lease_s` is in whole
+    `adapters` are folders of LoRA adapters by their names, `adapters_revision` names what is in
+    them. `fleet_key_file` holds the key that readers over gRPC must carry. `kv_lease_s` is in whole
     seconds. `log_level` is that of vLLM's own log; below it, and always unless it is "DEBUG",
     tracebacks are cut to a line. `extra_engine_args` are passed to vLLM's AsyncEngineArgs as
     they are and win over everything here.
@@ -68,6 +70,8 @@ class VllmEngineConfig:
     side_channel_port: int = 0
     grpc_port: int = 0
     fleet_key_file: Path | None = None
+    adapters: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
+    adapters_revision: str = ""
     log_level: str = "WARNING"
     extra_engine_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -87,6 +91,7 @@ def check_config(config: VllmEngineConfig) -> None:
         raise ConfigError(f"a KV lease of {config.kv_lease_s} s is too short: {nixl.MIN_LEASE_S} s")
     if config.block_size < 1:
         raise ConfigError(f"block size {config.block_size} is not positive")
+    lora_args(config.adapters)
     if config.cores is not None:
         _check_cores(config.cores, config.tensor_parallel)
     if NixlDescriptor.transport in config.transports:
@@ -213,6 +218,7 @@ def engine_args(config: VllmEngineConfig, epoch: str, cache_events: str) -> dict
     }
     if config.reasoning_parser is not None:
         args["reasoning_parser"] = config.reasoning_parser
+    args |= lora_args(config.adapters)
     if config.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * _GIB)
     elif config.gpu_memory_utilization is not None:

@@ -76,16 +76,19 @@ class BlockNames:
         """The name before the event's first block; None where there is none.
 
         What a block is of beside its tokens stands in its extra keys: in our requests that is
-        the salt, with the first block.
+        the adapter, if there is one, with each block, and the salt with the first.
         """
-        keys = event.extra_keys or [None]
-        if any(keys[1:]):
+        own = (event.lora_name,) if event.lora_name else ()
+        first, *others = (tuple(keys or ()) for keys in event.extra_keys or [own])
+        if any(keys != own for keys in others) or first[: len(own)] != own:
             return None
-        if event.parent_block_hash is not None:
-            return None if keys[0] else self._names.get(event.parent_block_hash)
-        match tuple(keys[0] or ("",)):
-            case (str(salt),) if not event.lora_name:
-                return root(salt)
+        match first[len(own) :]:
+            case () if event.parent_block_hash is not None:
+                return self._names.get(event.parent_block_hash)
+            case () if event.parent_block_hash is None:
+                return root("", event.lora_name or "")
+            case (str(salt),) if event.parent_block_hash is None:
+                return root(salt, event.lora_name or "")
         return None
 
     def _removed(self, hashes: Sequence[Hash]) -> None:

@@ -235,6 +235,7 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
             layout=_layout(vllm_config),
             tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
             pipeline_parallel=vllm_config.parallel_config.pipeline_parallel_size,
+            adapters=config.adapters_revision,
         ),
         context_length=vllm_config.model_config.max_model_len,
         # One block stands for no block at all, and nobody gets it.
@@ -243,6 +244,7 @@ def _info(config: VllmEngineConfig, vllm_config: Any) -> EngineInfo:
         weights=_weights(vllm_config.model_config),
         chunk_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         max_sequences=vllm_config.scheduler_config.max_num_seqs,
+        adapters=tuple(config.adapters),
     )
 
 

@@ -28,7 +28,7 @@ from pdserve.v1 import generation_pb2 as pdserve_dot_v1_dot_generation__pb2
 from pdserve.v1 import kv_pb2 as pdserve_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17pdserve/v1/errors.proto\x1a\x1bpdserve/v1/generation.proto\x1a\x13pdserve/v1/kv.proto\"\xa3\x01\n\x0eSessionRequest\x12.\n\x07reserve\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.ReserveSequenceH\x00\x12*\n\x05start\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.StartSequenceH\x00\x12*\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x19.pdserve.v1.AbortSequenceH\x00\x42\t\n\x07\x63ommand\":\n\x0fReserveSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\xfb\x01\n\rStartSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x06prompt\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIds\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12 \n\x02kv\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\x12\"\n\x06replay\x18\x07 \x01(\x0b\x32\x12.pdserve.v1.Replay\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\".\n\x06Replay\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tnum_chars\x18\x02 \x01(\r\"$\n\rAbortSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\x95\x01\n\x0fSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.pdserve.v1.SequenceDelta\x12-\n\x0creservations\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.Reservation\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.v1.TokenColumns\"F\n\x0cTokenColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05texts\x18\x03 \x03(\t\"\x8c\x03\n\rSequenceDelta\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12$\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x13.pdserve.v1.Failure\x12.\n\x07timings\x18\x07 \x01(\x0b\x32\x1d.pdserve.v1.FirstTokenTimings\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x15\n\x0bstop_string\x18\n \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0b \x01(\rH\x00\x42\x05\n\x03met\"\xa8\x01\n\x11\x46irstTokenTimings\x12-\n\nqueue_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x66irst_step_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtransfer_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"R\n\x07\x46\x61ilure\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.pdserve.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"H\n\x0bReservation\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12$\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.pdserve.v1.Failure2W\n\rDecodeService\x12\x46\n\x07Session\x12\x1a.pdserve.v1.SessionRequest\x1a\x1b.pdserve.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/decode.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17pdserve/v1/errors.proto\x1a\x1bpdserve/v1/generation.proto\x1a\x13pdserve/v1/kv.proto\"\xa3\x01\n\x0eSessionRequest\x12.\n\x07reserve\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.ReserveSequenceH\x00\x12*\n\x05start\x18\x02 \x01(\x0b\x32\x19.pdserve.v1.StartSequenceH\x00\x12*\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x19.pdserve.v1.AbortSequenceH\x00\x42\t\n\x07\x63ommand\":\n\x0fReserveSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x89\x02\n\rStartSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x06prompt\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIds\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12 \n\x02kv\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\x12\"\n\x06replay\x18\x07 \x01(\x0b\x32\x12.pdserve.v1.Replay\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x0c\n\x04lora\x18\t \x01(\t\".\n\x06Replay\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x11\n\tnum_chars\x18\x02 \x01(\r\"$\n\rAbortSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\"\x95\x01\n\x0fSessionResponse\x12)\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x19.pdserve.v1.SequenceDelta\x12-\n\x0creservations\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.Reservation\x12(\n\x06tokens\x18\x03 \x01(\x0b\x32\x18.pdserve.v1.TokenColumns\"F\n\x0cTokenColumns\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05texts\x18\x03 \x03(\t\"\x8c\x03\n\rSequenceDelta\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12$\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x13.pdserve.v1.Failure\x12.\n\x07timings\x18\x07 \x01(\x0b\x32\x1d.pdserve.v1.FirstTokenTimings\x12.\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x15\n\x0bstop_string\x18\n \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0b \x01(\rH\x00\x42\x05\n\x03met\"\xa8\x01\n\x11\x46irstTokenTimings\x12-\n\nqueue_time\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0f\x66irst_step_time\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtransfer_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"R\n\x07\x46\x61ilure\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.pdserve.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"H\n\x0bReservation\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12$\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x13.pdserve.v1.Failure2W\n\rDecodeService\x12\x46\n\x07Session\x12\x1a.pdserve.v1.SessionRequest\x1a\x1b.pdserve.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,23 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVESEQUENCE']._serialized_start=312
   _globals['_RESERVESEQUENCE']._serialized_end=370
   _globals['_STARTSEQUENCE']._serialized_start=373
-  _globals['_STARTSEQUENCE']._serialized_end=624
-  _globals['_REPLAY']._serialized_start=626
-  _globals['_REPLAY']._serialized_end=672
-  _globals['_ABORTSEQUENCE']._serialized_start=674
-  _globals['_ABORTSEQUENCE']._serialized_end=710
-  _globals['_SESSIONRESPONSE']._serialized_start=713
-  _globals['_SESSIONRESPONSE']._serialized_end=862
-  _globals['_TOKENCOLUMNS']._serialized_start=864
-  _globals['_TOKENCOLUMNS']._serialized_end=934
-  _globals['_SEQUENCEDELTA']._serialized_start=937
-  _globals['_SEQUENCEDELTA']._serialized_end=1333
-  _globals['_FIRSTTOKENTIMINGS']._serialized_start=1336
-  _globals['_FIRSTTOKENTIMINGS']._serialized_end=1504
-  _globals['_FAILURE']._serialized_start=1506
-  _globals['_FAILURE']._serialized_end=1588
-  _globals['_RESERVATION']._serialized_start=1590
-  _globals['_RESERVATION']._serialized_end=1662
-  _globals['_DECODESERVICE']._serialized_start=1664
-  _globals['_DECODESERVICE']._serialized_end=1751
+  _globals['_STARTSEQUENCE']._serialized_end=638
+  _globals['_REPLAY']._serialized_start=640
+  _globals['_REPLAY']._serialized_end=686
+  _globals['_ABORTSEQUENCE']._serialized_start=688
+  _globals['_ABORTSEQUENCE']._serialized_end=724
+  _globals['_SESSIONRESPONSE']._serialized_start=727
+  _globals['_SESSIONRESPONSE']._serialized_end=876
+  _globals['_TOKENCOLUMNS']._serialized_start=878
+  _globals['_TOKENCOLUMNS']._serialized_end=948
+  _globals['_SEQUENCEDELTA']._serialized_start=951
+  _globals['_SEQUENCEDELTA']._serialized_end=1347
+  _globals['_FIRSTTOKENTIMINGS']._serialized_start=1350
+  _globals['_FIRSTTOKENTIMINGS']._serialized_end=1518
+  _globals['_FAILURE']._serialized_start=1520
+  _globals['_FAILURE']._serialized_end=1602
+  _globals['_RESERVATION']._serialized_start=1604
+  _globals['_RESERVATION']._serialized_end=1676
+  _globals['_DECODESERVICE']._serialized_start=1678
+  _globals['_DECODESERVICE']._serialized_end=1765
 # @@protoc_insertion_point(module_scope)

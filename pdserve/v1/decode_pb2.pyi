@@ -104,6 +104,7 @@ class StartSequence(_message.Message):
     KV_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """The sequence."""
     request_id: _builtins.str
@@ -112,6 +113,10 @@ class StartSequence(_message.Message):
     """As in RequestOptions."""
     traceparent: _builtins.str
     """W3C trace context of which the worker's span is a child; empty for none."""
+    lora: _builtins.str
+    """The LoRA adapter that answers: one of GetWorkerInfoResponse.adapters.
+    Empty: the model as it is.
+    """
     @_builtins.property
     def prompt(self) -> _generation_pb2.TokenIds:
         """The prompt, also where its KV is handed over."""
@@ -141,10 +146,11 @@ class StartSequence(_message.Message):
         kv: _kv_pb2.KvHandle | None = ...,
         replay: Global___Replay | None = ...,
         traceparent: _builtins.str = ...,
+        lora: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prompt", b"prompt", "replay", b"replay", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv", b"kv", "prompt", b"prompt", "replay", b"replay", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv", b"kv", "lora", b"lora", "prompt", b"prompt", "replay", b"replay", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

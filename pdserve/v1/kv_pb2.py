@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13pdserve/v1/kv.proto\x12\npdserve.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8f\x01\n\x0b\x46ingerprint\x12\x16\n\x0emodel_revision\x18\x01 \x01(\t\x12\x10\n\x08kv_dtype\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x05 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x06 \x01(\r\"\xe0\x02\n\x08KvHandle\x12\x11\n\thandle_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x17.pdserve.v1.Fingerprint\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x30\n\x0clease_expiry\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x04nixl\x18\x08 \x01(\x0b\x32\x1a.pdserve.v1.NixlDescriptorH\x00\x12(\n\x03sim\x18\t \x01(\x0b\x32\x19.pdserve.v1.SimDescriptorH\x00\x12*\n\x04grpc\x18\n \x01(\x0b\x32\x1a.pdserve.v1.GrpcDescriptorH\x00\x12\x0c\n\x04seal\x18\x0b \x01(\x0c\x42\x0b\n\ttransport\"\x17\n\x08\x42lockIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x98\x01\n\x0eNixlDescriptor\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x0c\x62lock_groups\x18\x03 \x03(\x0b\x32\x14.pdserve.v1.BlockIds\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x06 \x01(\r\"Q\n\x0eGrpcDescriptor\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05ports\x18\x04 \x03(\r\"u\n\rSimDescriptor\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x13\n\x0btransfer_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13pdserve/v1/kv.proto\x12\npdserve.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n\x0b\x46ingerprint\x12\x16\n\x0emodel_revision\x18\x01 \x01(\t\x12\x10\n\x08kv_dtype\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x17\n\x0ftensor_parallel\x18\x05 \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x07 \x01(\t\"\xe0\x02\n\x08KvHandle\x12\x11\n\thandle_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x17.pdserve.v1.Fingerprint\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x30\n\x0clease_expiry\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x04nixl\x18\x08 \x01(\x0b\x32\x1a.pdserve.v1.NixlDescriptorH\x00\x12(\n\x03sim\x18\t \x01(\x0b\x32\x19.pdserve.v1.SimDescriptorH\x00\x12*\n\x04grpc\x18\n \x01(\x0b\x32\x1a.pdserve.v1.GrpcDescriptorH\x00\x12\x0c\n\x04seal\x18\x0b \x01(\x0c\x42\x0b\n\ttransport\"\x17\n\x08\x42lockIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x98\x01\n\x0eNixlDescriptor\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x0c\x62lock_groups\x18\x03 \x03(\x0b\x32\x14.pdserve.v1.BlockIds\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x06 \x01(\r\"Q\n\x0eGrpcDescriptor\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05ports\x18\x04 \x03(\r\"u\n\rSimDescriptor\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x13\n\x0btransfer_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.v1.kv_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FINGERPRINT']._serialized_start=69
-  _globals['_FINGERPRINT']._serialized_end=212
-  _globals['_KVHANDLE']._serialized_start=215
-  _globals['_KVHANDLE']._serialized_end=567
-  _globals['_BLOCKIDS']._serialized_start=569
-  _globals['_BLOCKIDS']._serialized_end=592
-  _globals['_NIXLDESCRIPTOR']._serialized_start=595
-  _globals['_NIXLDESCRIPTOR']._serialized_end=747
-  _globals['_GRPCDESCRIPTOR']._serialized_start=749
-  _globals['_GRPCDESCRIPTOR']._serialized_end=830
-  _globals['_SIMDESCRIPTOR']._serialized_start=832
-  _globals['_SIMDESCRIPTOR']._serialized_end=949
+  _globals['_FINGERPRINT']._serialized_end=230
+  _globals['_KVHANDLE']._serialized_start=233
+  _globals['_KVHANDLE']._serialized_end=585
+  _globals['_BLOCKIDS']._serialized_start=587
+  _globals['_BLOCKIDS']._serialized_end=610
+  _globals['_NIXLDESCRIPTOR']._serialized_start=613
+  _globals['_NIXLDESCRIPTOR']._serialized_end=765
+  _globals['_GRPCDESCRIPTOR']._serialized_start=767
+  _globals['_GRPCDESCRIPTOR']._serialized_end=848
+  _globals['_SIMDESCRIPTOR']._serialized_start=850
+  _globals['_SIMDESCRIPTOR']._serialized_end=967
 # @@protoc_insertion_point(module_scope)

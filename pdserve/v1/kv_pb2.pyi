@@ -33,6 +33,7 @@ class Fingerprint(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
     PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model_revision: _builtins.str
     """Digest of the model's configuration, tokenizer and weight headers."""
     kv_dtype: _builtins.str
@@ -45,6 +46,8 @@ class Fingerprint(_message.Message):
     """Tensor-parallel size."""
     pipeline_parallel: _builtins.int
     """Pipeline-parallel size."""
+    adapters: _builtins.str
+    """Digest of the names and files of the LoRA adapters; empty without any."""
     def __init__(
         self,
         *,
@@ -54,10 +57,11 @@ class Fingerprint(_message.Message):
         layout: _builtins.str = ...,
         tensor_parallel: _builtins.int = ...,
         pipeline_parallel: _builtins.int = ...,
+        adapters: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "kv_dtype", b"kv_dtype", "layout", b"layout", "model_revision", b"model_revision", "pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "kv_dtype", b"kv_dtype", "layout", b"layout", "model_revision", b"model_revision", "pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from pdserve.v1 import generation_pb2 as pdserve_dot_v1_dot_generation__pb2
 from pdserve.v1 import kv_pb2 as pdserve_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdserve/v1/prefill.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpdserve/v1/generation.proto\x1a\x13pdserve/v1/kv.proto\"\xb0\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.TokenIds\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"|\n\x0fPrefillResponse\x12/\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.PrefillAdmittedH\x00\x12/\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1b.pdserve.v1.PrefillFinishedH\x00\x42\x07\n\x05\x65vent\"7\n\x0fPrefillAdmitted\x12$\n\x06handle\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\"\xae\x01\n\x0fPrefillFinished\x12$\n\x06handle\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12-\n\nqueue_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprefill_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration2V\n\x0ePrefillService\x12\x44\n\x07Prefill\x12\x1a.pdserve.v1.PrefillRequest\x1a\x1b.pdserve.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pdserve/v1/prefill.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bpdserve/v1/generation.proto\x1a\x13pdserve/v1/kv.proto\"\xbe\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.TokenIds\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12(\n\x05lease\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0c\n\x04lora\x18\x07 \x01(\t\"|\n\x0fPrefillResponse\x12/\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.PrefillAdmittedH\x00\x12/\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1b.pdserve.v1.PrefillFinishedH\x00\x42\x07\n\x05\x65vent\"7\n\x0fPrefillAdmitted\x12$\n\x06handle\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\"\xae\x01\n\x0fPrefillFinished\x12$\n\x06handle\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.KvHandle\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12-\n\nqueue_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprefill_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration2V\n\x0ePrefillService\x12\x44\n\x07Prefill\x12\x1a.pdserve.v1.PrefillRequest\x1a\x1b.pdserve.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.v1.prefill_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=123
-  _globals['_PREFILLREQUEST']._serialized_end=299
-  _globals['_PREFILLRESPONSE']._serialized_start=301
-  _globals['_PREFILLRESPONSE']._serialized_end=425
-  _globals['_PREFILLADMITTED']._serialized_start=427
-  _globals['_PREFILLADMITTED']._serialized_end=482
-  _globals['_PREFILLFINISHED']._serialized_start=485
-  _globals['_PREFILLFINISHED']._serialized_end=659
-  _globals['_PREFILLSERVICE']._serialized_start=661
-  _globals['_PREFILLSERVICE']._serialized_end=747
+  _globals['_PREFILLREQUEST']._serialized_end=313
+  _globals['_PREFILLRESPONSE']._serialized_start=315
+  _globals['_PREFILLRESPONSE']._serialized_end=439
+  _globals['_PREFILLADMITTED']._serialized_start=441
+  _globals['_PREFILLADMITTED']._serialized_end=496
+  _globals['_PREFILLFINISHED']._serialized_start=499
+  _globals['_PREFILLFINISHED']._serialized_end=673
+  _globals['_PREFILLSERVICE']._serialized_start=675
+  _globals['_PREFILLSERVICE']._serialized_end=761
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,7 @@ class PrefillRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The public request's id, for logs."""
     cache_salt: _builtins.str
@@ -41,6 +42,10 @@ class PrefillRequest(_message.Message):
     """
     traceparent: _builtins.str
     """W3C trace context of which the worker's span is a child; empty for none."""
+    lora: _builtins.str
+    """The LoRA adapter that reads it: one of GetWorkerInfoResponse.adapters.
+    Empty: the model as it is.
+    """
     @_builtins.property
     def prompt(self) -> _generation_pb2.TokenIds:
         """The prompt, at least one token."""
@@ -60,10 +65,11 @@ class PrefillRequest(_message.Message):
         lease: _duration_pb2.Duration | None = ...,
         transport: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        lora: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "prompt", b"prompt", "request_id", b"request_id", "traceparent", b"traceparent", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease", b"lease", "lora", b"lora", "prompt", b"prompt", "request_id", b"request_id", "traceparent", b"traceparent", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

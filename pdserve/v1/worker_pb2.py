@@ -26,33 +26,33 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from pdserve.v1 import kv_pb2 as pdserve_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13pdserve/v1/kv.proto\"\x16\n\x14GetWorkerInfoRequest\"\xd3\x02\n\x15GetWorkerInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x1f\n\x05roles\x18\x03 \x03(\x0e\x32\x10.pdserve.v1.Role\x12\r\n\x05model\x18\x04 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x17.pdserve.v1.Fingerprint\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\x04\x12\x12\n\ntransports\x18\t \x03(\t\x12\x0f\n\x07version\x18\n \x01(\t\x12\x0f\n\x07weights\x18\x0b \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x0c \x01(\r\x12\x15\n\rmax_sequences\x18\r \x01(\r\x12\x13\n\x0btells_cache\x18\x0e \x01(\x08\"\x12\n\x10WatchLoadRequest\"\xf8\x01\n\x11WatchLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x14\n\x0clease_tokens\x18\x07 \x01(\x04\x12\x33\n\x10oldest_lease_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x04work\x18\t \x01(\x0b\x32\x16.pdserve.v1.EngineWork\"\x80\x01\n\nEngineWork\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0eprefill_tokens\x18\x03 \x01(\x04\x12\x15\n\rprefill_pairs\x18\x04 \x01(\x04\x12\x11\n\tsequences\x18\x05 \x01(\x04\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\"\x13\n\x11WatchCacheRequest\"T\n\x12WatchCacheResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04\x61new\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x06\x12\x0f\n\x07removed\x18\x04 \x03(\x06\";\n\x0c\x44rainRequest\x12+\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"#\n\rDrainResponse\x12\x12\n\nunfinished\x18\x01 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xbe\x02\n\rWorkerService\x12T\n\rGetWorkerInfo\x12 .pdserve.v1.GetWorkerInfoRequest\x1a!.pdserve.v1.GetWorkerInfoResponse\x12J\n\tWatchLoad\x12\x1c.pdserve.v1.WatchLoadRequest\x1a\x1d.pdserve.v1.WatchLoadResponse0\x01\x12M\n\nWatchCache\x12\x1d.pdserve.v1.WatchCacheRequest\x1a\x1e.pdserve.v1.WatchCacheResponse0\x01\x12<\n\x05\x44rain\x12\x18.pdserve.v1.DrainRequest\x1a\x19.pdserve.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13pdserve/v1/kv.proto\"\x16\n\x14GetWorkerInfoRequest\"\xe5\x02\n\x15GetWorkerInfoResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x1f\n\x05roles\x18\x03 \x03(\x0e\x32\x10.pdserve.v1.Role\x12\r\n\x05model\x18\x04 \x01(\t\x12,\n\x0b\x66ingerprint\x18\x05 \x01(\x0b\x32\x17.pdserve.v1.Fingerprint\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\x08 \x01(\x04\x12\x12\n\ntransports\x18\t \x03(\t\x12\x0f\n\x07version\x18\n \x01(\t\x12\x0f\n\x07weights\x18\x0b \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x0c \x01(\r\x12\x15\n\rmax_sequences\x18\r \x01(\r\x12\x13\n\x0btells_cache\x18\x0e \x01(\x08\x12\x10\n\x08\x61\x64\x61pters\x18\x0f \x03(\t\"\x12\n\x10WatchLoadRequest\"\xf8\x01\n\x11WatchLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\x12\x13\n\x0bopen_leases\x18\x04 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x14\n\x0clease_tokens\x18\x07 \x01(\x04\x12\x33\n\x10oldest_lease_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12$\n\x04work\x18\t \x01(\x0b\x32\x16.pdserve.v1.EngineWork\"\x80\x01\n\nEngineWork\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x16\n\x0eprefill_tokens\x18\x03 \x01(\x04\x12\x15\n\rprefill_pairs\x18\x04 \x01(\x04\x12\x11\n\tsequences\x18\x05 \x01(\x04\x12\x10\n\x08kv_usage\x18\x06 \x01(\x01\"\x13\n\x11WatchCacheRequest\"T\n\x12WatchCacheResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04\x61new\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x06\x12\x0f\n\x07removed\x18\x04 \x03(\x06\";\n\x0c\x44rainRequest\x12+\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"#\n\rDrainResponse\x12\x12\n\nunfinished\x18\x01 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32\xbe\x02\n\rWorkerService\x12T\n\rGetWorkerInfo\x12 .pdserve.v1.GetWorkerInfoRequest\x1a!.pdserve.v1.GetWorkerInfoResponse\x12J\n\tWatchLoad\x12\x1c.pdserve.v1.WatchLoadRequest\x1a\x1d.pdserve.v1.WatchLoadResponse0\x01\x12M\n\nWatchCache\x12\x1d.pdserve.v1.WatchCacheRequest\x1a\x1e.pdserve.v1.WatchCacheResponse0\x01\x12<\n\x05\x44rain\x12\x18.pdserve.v1.DrainRequest\x1a\x19.pdserve.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1065
-  _globals['_ROLE']._serialized_end=1128
+  _globals['_ROLE']._serialized_start=1083
+  _globals['_ROLE']._serialized_end=1146
   _globals['_GETWORKERINFOREQUEST']._serialized_start=92
   _globals['_GETWORKERINFOREQUEST']._serialized_end=114
   _globals['_GETWORKERINFORESPONSE']._serialized_start=117
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=456
-  _globals['_WATCHLOADREQUEST']._serialized_start=458
-  _globals['_WATCHLOADREQUEST']._serialized_end=476
-  _globals['_WATCHLOADRESPONSE']._serialized_start=479
-  _globals['_WATCHLOADRESPONSE']._serialized_end=727
-  _globals['_ENGINEWORK']._serialized_start=730
-  _globals['_ENGINEWORK']._serialized_end=858
-  _globals['_WATCHCACHEREQUEST']._serialized_start=860
-  _globals['_WATCHCACHEREQUEST']._serialized_end=879
-  _globals['_WATCHCACHERESPONSE']._serialized_start=881
-  _globals['_WATCHCACHERESPONSE']._serialized_end=965
-  _globals['_DRAINREQUEST']._serialized_start=967
-  _globals['_DRAINREQUEST']._serialized_end=1026
-  _globals['_DRAINRESPONSE']._serialized_start=1028
-  _globals['_DRAINRESPONSE']._serialized_end=1063
-  _globals['_WORKERSERVICE']._serialized_start=1131
-  _globals['_WORKERSERVICE']._serialized_end=1449
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=474
+  _globals['_WATCHLOADREQUEST']._serialized_start=476
+  _globals['_WATCHLOADREQUEST']._serialized_end=494
+  _globals['_WATCHLOADRESPONSE']._serialized_start=497
+  _globals['_WATCHLOADRESPONSE']._serialized_end=745
+  _globals['_ENGINEWORK']._serialized_start=748
+  _globals['_ENGINEWORK']._serialized_end=876
+  _globals['_WATCHCACHEREQUEST']._serialized_start=878
+  _globals['_WATCHCACHEREQUEST']._serialized_end=897
+  _globals['_WATCHCACHERESPONSE']._serialized_start=899
+  _globals['_WATCHCACHERESPONSE']._serialized_end=983
+  _globals['_DRAINREQUEST']._serialized_start=985
+  _globals['_DRAINREQUEST']._serialized_end=1044
+  _globals['_DRAINRESPONSE']._serialized_start=1046
+  _globals['_DRAINRESPONSE']._serialized_end=1081
+  _globals['_WORKERSERVICE']._serialized_start=1149
+  _globals['_WORKERSERVICE']._serialized_end=1467
 # @@protoc_insertion_point(module_scope)

@@ -82,6 +82,7 @@ class GetWorkerInfoResponse(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
     TELLS_CACHE_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its configured name."""
     epoch: _builtins.str
@@ -118,6 +119,10 @@ class GetWorkerInfoResponse(_message.Message):
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """KV transports that it can use, best first: "nixl", "grpc"."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The LoRA adapters of the model that it can answer with."""
+
     def __init__(
         self,
         *,
@@ -135,10 +140,11 @@ class GetWorkerInfoResponse(_message.Message):
         chunk_tokens: _builtins.int = ...,
         max_sequences: _builtins.int = ...,
         tells_cache: _builtins.bool = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "max_sequences", b"max_sequences", "model", b"model", "roles", b"roles", "tells_cache", b"tells_cache", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "chunk_tokens", b"chunk_tokens", "context_length", b"context_length", "engine", b"engine", "epoch", b"epoch", "fingerprint", b"fingerprint", "kv_capacity_tokens", b"kv_capacity_tokens", "max_sequences", b"max_sequences", "model", b"model", "roles", b"roles", "tells_cache", b"tells_cache", "transports", b"transports", "version", b"version", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

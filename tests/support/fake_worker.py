@@ -193,7 +193,7 @@ class FakeWorker:
             worker_id=self.worker_id,
             epoch=self._info.epoch,
             fingerprint=self._info.fingerprint,
-            digest=digest(request.token_ids, request.cache_salt),
+            digest=digest(request.token_ids, request.cache_salt, request.lora),
             num_tokens=len(request.token_ids),
             lease_expiry_ns=2 * 10**18,
             descriptor=SimDescriptor(1, transport, "t", "e", "h", 1),

@@ -76,12 +76,14 @@ class SimFleetWorker:
         sim: SimConfig = FAST,
         port: int = 0,
         tracer: Tracer | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self.worker_id = worker_id
         self._tracer = tracer
         self._roles = frozenset(roles)
         self._sim = sim
         self._port = port
+        self._adapters = adapters
         self.alive = False
         self._life = AsyncExitStack()
 
@@ -122,7 +124,7 @@ class SimFleetWorker:
         return self
 
     def _make_engine(self, sim: SimConfig) -> SimEngine:
-        return SimEngine(sim, "sim-test", RealClock())
+        return SimEngine(sim, "sim-test", RealClock(), adapters=self._adapters)
 
     async def kill(self) -> None:
         """Breaks every call at once."""

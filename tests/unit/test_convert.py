@@ -109,7 +109,7 @@ handle = st.builds(
     descriptor=descriptor,
     seal=st.binary(max_size=40),
 )
-request = st.builds(EngineRequest, text, ids, sampling, text)
+request = st.builds(EngineRequest, text, ids, sampling, text, lora=text)
 info = st.builds(
     WorkerInfo,
     worker_id=text,
@@ -177,10 +177,11 @@ def test_a_prefill_keeps_the_prompt_and_nothing_of_the_sampling(asked: EngineReq
     read = convert.prefill_request_from_proto(
         wired(convert.prefill_request_to_proto(asked, "grpc"))
     )
-    assert (read.request_id, read.token_ids, read.cache_salt) == (
+    assert (read.request_id, read.token_ids, read.cache_salt, read.lora) == (
         asked.request_id,
         asked.token_ids,
         asked.cache_salt,
+        asked.lora,
     )
     assert read.sampling == SamplingParams(max_tokens=1, temperature=0.0)
 

@@ -46,7 +46,7 @@ def made(descriptor: KvDescriptor) -> KvHandle:
         worker_id="prefill-0",
         epoch="0f1e2d3c4b5a6978",
         fingerprint=FINGERPRINT,
-        digest=digest(REQUEST.token_ids, REQUEST.cache_salt),
+        digest=digest(REQUEST.token_ids, REQUEST.cache_salt, REQUEST.lora),
         num_tokens=3,
         lease_expiry_ns=(NOW + 30) * 10**9 + 123_456_789,
         descriptor=descriptor,
@@ -54,8 +54,10 @@ def made(descriptor: KvDescriptor) -> KvHandle:
     return sealed(handle, KEY)
 
 
-def test_the_digest_is_over_little_endian_ids_then_the_salt() -> None:
-    assert digest((1, 256), "s") == blake3(b"\1\0\0\0\0\1\0\0s").digest()
+def test_the_digest_is_over_little_endian_ids_then_the_salt_and_the_adapter() -> None:
+    assert digest((1, 256), "s", "") == blake3(b"\1\0\0\0\0\1\0\0\1\0\0\0s").digest()
+    assert digest((1,), "s", "t") == blake3(b"\1\0\0\0\1\0\0\0st").digest()
+    assert digest((1,), "st", "") == blake3(b"\1\0\0\0\2\0\0\0st").digest()
 
 
 def test_a_seal_key_is_derived_from_the_fleet_s_and_is_the_same_for_all_without_one() -> None:

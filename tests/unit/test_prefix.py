@@ -55,7 +55,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_a_chain_can_be_gone_on_with_from_any_block() -> None:
-    begun = extend(root(""), PROMPT[:SIZE], SIZE)
+    begun = extend(root("", ""), PROMPT[:SIZE], SIZE)
     assert begun + extend(begun[-1], PROMPT[SIZE:], SIZE) == told()
 
 

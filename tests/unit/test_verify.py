@@ -31,7 +31,7 @@ UNSEALED = KvHandle(
     worker_id="prefill-0",
     epoch="epoch",
     fingerprint=FINGERPRINT,
-    digest=digest(REQUEST.token_ids, "salt"),
+    digest=digest(REQUEST.token_ids, "salt", ""),
     num_tokens=3,
     lease_expiry_ns=round((NOW + 30) * 1e9),
     descriptor=KV,
@@ -108,9 +108,14 @@ def test_an_unsound_handle_is_refused(
 
 
 @pytest.mark.parametrize(
-    "request_", [replace(REQUEST, token_ids=(1, 2, 4)), replace(REQUEST, cache_salt="other")]
+    "request_",
+    [
+        replace(REQUEST, token_ids=(1, 2, 4)),
+        replace(REQUEST, cache_salt="other"),
+        replace(REQUEST, lora="french"),
+    ],
 )
-def test_kv_of_another_prompt_or_salt_is_refused(request_: EngineRequest) -> None:
+def test_kv_of_another_prompt_salt_or_adapter_is_refused(request_: EngineRequest) -> None:
     assert refusal(HANDLE, request_)[0] is ErrorReason.KV_DIGEST_MISMATCH
 
 

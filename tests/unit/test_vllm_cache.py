@@ -52,8 +52,8 @@ class Engine:
         for event in events:
             self.names.take(event)
 
-    def held(self, prompt: tuple[int, ...] = PROMPT, salt: str = "") -> list[bool]:
-        return [name in self.blocks for name in chain(prompt, salt, SIZE)]
+    def held(self, prompt: tuple[int, ...] = PROMPT, salt: str = "", lora: str = "") -> list[bool]:
+        return [name in self.blocks for name in chain(prompt, salt, SIZE, lora)]
 
 
 def test_blocks_are_named_by_their_tokens_and_what_is_before_them() -> None:
@@ -70,6 +70,17 @@ def test_the_salt_stands_with_the_first_block() -> None:
     engine.tell(BlockStored("c", PROMPT[8:], "b", extra_keys=[None]))
     assert engine.held(salt="mine") == [True, True, True]
     assert engine.held() == [False, False, False]
+
+
+@pytest.mark.parametrize("salt", ["", "mine"])
+def test_the_adapter_stands_with_every_block(salt: str) -> None:
+    engine = Engine()
+    first = ("french", salt) if salt else ("french",)
+    engine.tell(BlockStored("ab", PROMPT[:8], None, [first, ("french",)], lora_name="french"))
+    engine.tell(BlockStored("c", PROMPT[8:], "b", [("french",)], lora_name="french"))
+    assert engine.names.complete
+    assert engine.held(salt=salt, lora="french") == [True, True, True]
+    assert engine.held(salt=salt) == engine.held(salt="french") == [False, False, False]
 
 
 def test_a_block_that_is_there_twice_goes_with_its_last_copy() -> None:
@@ -96,7 +107,8 @@ def test_a_cache_that_is_cleared_holds_nothing() -> None:
         BlockStored("c", PROMPT[8:], "unheard-of"),
         BlockStored("a", PROMPT[:4], extra_keys=[("salt", "something else")]),
         BlockStored("a", PROMPT[:4], extra_keys=[(("image", 0),)]),
-        BlockStored("a", PROMPT[:4], extra_keys=[("adapter",)], lora_name="adapter"),
+        BlockStored("ab", PROMPT[:8], extra_keys=[("french",), None], lora_name="french"),
+        BlockStored("a", PROMPT[:4], extra_keys=[None], lora_name="french"),
         BlockStored("ab", PROMPT[:8], extra_keys=[None, (("image", 0),)]),
         BlockStored("a", PROMPT[:2], block_size=2),
         BlockStored("a", PROMPT[:4], group_idx=1),

@@ -52,7 +52,7 @@ async def test_the_handle_says_all_that_the_decode_side_verifies(worker: SimWork
     assert len(handle.handle_id) == 32
     assert (handle.worker_id, handle.epoch) == ("worker-1", "epoch-1")
     assert handle.fingerprint == worker.engine.info.fingerprint
-    assert handle.digest == digest(asked.token_ids, "salt")
+    assert handle.digest == digest(asked.token_ids, "salt", "")
     assert handle.num_tokens == 80
     assert before + 30 <= handle.lease_expiry_ns / 1e9 <= time.time() + 30
     assert claim.result.cached_tokens == 0
