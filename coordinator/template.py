@@ -43,14 +43,14 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _arguments(call.arguments)}
+    function = {"name": call.name, "arguments": arguments_of(call)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(text: str) -> dict[str, Any]:
+def arguments_of(call: ToolCall) -> dict[str, Any]:
     """An object, whatever the model once wrote: else the conversation could never go on."""
     try:
-        arguments = json.loads(text) if text else {}
+        arguments = json.loads(call.arguments) if call.arguments else {}
     except (ValueError, RecursionError):
         return {}
     return arguments if isinstance(arguments, dict) else {}

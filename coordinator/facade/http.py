@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pdserve
+from coordinator.facade.count_tokens import add_count_tokens
 from coordinator.facade.generation import GenerationResponse
 from coordinator.facade.http_errors import (
     error_response,
@@ -20,6 +21,7 @@ from coordinator.facade.http_errors import (
     request_id_of,
 )
 from coordinator.facade.intake import Intake, told_error
+from coordinator.facade.messages import CountTokensRequest
 from coordinator.facade.messages_answer import Messages, MessagesError
 from coordinator.facade.openai_operations import CHAT, COMPLETION
 from coordinator.facade.openapi import add_document, request_body, steering_headers
@@ -67,11 +69,12 @@ class _Application(FastAPI):
 def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops: Ops) -> FastAPI:
     """One application over one dispatcher; it has no life of its own to start or stop."""
     intake = Intake(dispatcher, gateway, observer)
+    messages = Messages()
     operations: dict[str, Operation] = {
         "/v1/chat/completions": CHAT,
         "/v1/completions": COMPLETION,
         "/v1/responses": Responses(),
-        "/v1/messages": Messages(),
+        "/v1/messages": messages,
     }
     generation = {
         path: GenerationResponse(intake, operation) for path, operation in operations.items()
@@ -90,11 +93,13 @@ def build_app(dispatcher: Dispatch, gateway: Gateway, observer: EndObserver, ops
         _add_generation(app, path, response)
     _add_models(app, intake)
     add_tokenization(app, intake)
+    add_count_tokens(app, intake, messages)
     add_ops(app, intake, ops)
     _add_error_handlers(app)
     documents = [operation.document for operation in operations.values()]
-    own_errors = {"/v1/messages": MessagesError}
-    add_document(app, *documents, TokenizeRequest, DetokenizeRequest, errors=own_errors)
+    documents += [TokenizeRequest, DetokenizeRequest, CountTokensRequest]
+    own_errors = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), MessagesError)
+    add_document(app, *documents, errors=own_errors)
     return app
 
 

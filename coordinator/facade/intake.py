@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -39,6 +40,7 @@ class Intake:
         self._dispatcher = dispatcher
         self._gateway = gateway
         self._observer = observer
+        self._lane = asyncio.Semaphore(1)
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
@@ -72,6 +74,11 @@ class Intake:
         """Of models and adapters."""
         adapters = (name for model in self.models.values() for name in model.config.lora)
         return sorted([*self.models, *adapters])
+
+    def turn(self, *, is_quick: bool) -> asyncio.Semaphore | nullcontext[None]:
+        """Of work with a tokenizer for nobody's answer, to be entered: what is not quick is done
+        one by one, so that prompts to be answered wait for one such at most."""
+        return nullcontext() if is_quick else self._lane
 
     def chat_parser(self, spec: GenerateSpec) -> ChatParser | None:
         """What takes the answer apart; None where it is text alone. Raises as `model`."""

@@ -16,7 +16,8 @@ from coordinator.facade.messages import MessagesChat, MessagesRequest, read_mess
 from coordinator.facade.named_events import named_event
 from coordinator.facade.operation import Asked
 from coordinator.facade.parsed import brought
-from pdserve.chat import AnsweredMessage
+from coordinator.template import arguments_of
+from pdserve.chat import AnsweredMessage, ToolCallDelta
 from pdserve.errors import PdserveError
 from pdserve.types import Delta, FinishReason, Usage
 
@@ -72,7 +73,9 @@ class Messages:
         message = answer.message or AnsweredMessage(content=answer.text)
         parts = (("thinking", message.reasoning), ("text", message.content))
         content = [_block(kind, text) for kind, text in parts if text]
-        end = _end(answer.finish_reason, answer.stop_reason)
+        content += [_use(call.id, call.name, arguments_of(call)) for call in message.tool_calls]
+        arguments = [call.arguments for call in message.tool_calls]
+        end = _end(answer.finish_reason, answer.stop_reason, arguments)
         return {**_message(asked, content, _usage(answer.usage)), **end}
 
     def events(self, asked: Asked, prompt_token_ids: Sequence[int], index: int) -> MessageEvents:
@@ -104,6 +107,7 @@ class MessageEvents:
         self._prompt_tokens = prompt_tokens
         self._index = -1
         self._kind = ""
+        self._arguments: list[str] = []
 
     @property
     def is_plain(self) -> bool:
@@ -114,18 +118,19 @@ class MessageEvents:
         usage = _usage(Usage(self._prompt_tokens, 0))
         end = {"stop_reason": None, "stop_sequence": None}
         begun = named_event("message_start", message={**_message(self._asked, [], usage), **end})
-        return begun + self._open("text") if self.is_plain else begun
+        return begun + self._open("text", _block("text", "")) if self.is_plain else begun
 
     def piece(self, delta: Delta) -> bytes:
         """Empty for a delta that has nothing to show."""
         new = brought(delta)
-        return self._add("thinking", new.reasoning) + self._add("text", new.content)
+        said = self._add("thinking", new.reasoning) + self._add("text", new.content)
+        return said + b"".join(map(self._call, new.tool_calls))
 
     def last(self, delta: Delta) -> bytes:
         assert delta.finish_reason is not None
         assert delta.usage is not None
         piece = self.piece(delta)
-        end = _end(delta.finish_reason, delta.stop_reason)
+        end = _end(delta.finish_reason, delta.stop_reason, self._arguments)
         told = named_event("message_delta", delta=end, usage=_usage(delta.usage))
         return piece + self._close() + told
 
@@ -141,13 +146,24 @@ class MessageEvents:
         """Text of one kind makes one block, for as long as no other kind comes."""
         if not text:
             return b""
-        turned = b"" if kind == self._kind else self._close() + self._open(kind)
-        new = {"type": f"{kind}_delta", kind: text}
-        return turned + named_event("content_block_delta", index=self._index, delta=new)
+        turned = b"" if kind == self._kind else self._close() + self._open(kind, _block(kind, ""))
+        return turned + self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _open(self, kind: str) -> bytes:
+    def _call(self, call: ToolCallDelta) -> bytes:
+        begun = b""
+        if call.name is not None:
+            self._arguments.append("")
+            begun = self._close() + self._open("tool_use", _use(call.id or "", call.name, {}))
+        if not call.arguments:
+            return begun
+        self._arguments[-1] += call.arguments
+        return begun + self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _delta(self, new: dict[str, str]) -> bytes:
+        return named_event("content_block_delta", index=self._index, delta=new)
+
+    def _open(self, kind: str, block: dict[str, Any]) -> bytes:
         self._kind, self._index = kind, self._index + 1
-        block = _block(kind, "")
         return named_event("content_block_start", index=self._index, content_block=block)
 
     def _close(self) -> bytes:
@@ -169,10 +185,26 @@ def _block(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, kind: text, **({"signature": ""} if kind == "thinking" else {})}
 
 
-def _end(reason: FinishReason, met: str | int | None) -> dict[str, Any]:
-    if isinstance(met, str):
+def _use(id_: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id_, "name": name, "input": arguments}
+
+
+def _end(reason: FinishReason, met: str | int | None, arguments: Sequence[str]) -> dict[str, Any]:
+    """As in vLLM: with calls, of which these are the arguments, it is them, also where the answer
+    had to; unless a full length or a stop string has cut one short, which must not be run."""
+    if isinstance(met, str) and not (arguments and all(map(_is_json, arguments))):
         return {"stop_reason": "stop_sequence", "stop_sequence": met}
-    return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
+    calls = arguments and reason is FinishReason.STOP
+    why = _STOP_REASONS[FinishReason.TOOL_CALLS if calls else reason]
+    return {"stop_reason": why, "stop_sequence": None}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def _usage(usage: Usage) -> dict[str, int]:

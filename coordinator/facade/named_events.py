@@ -7,5 +7,5 @@ from typing import Any
 import orjson
 
 
-def named_event(name: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps({"type": name, **fields}))
+def named_event(kind: str, /, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))

@@ -121,7 +121,7 @@ def tools_of(bodies: Sequence[ToolBody] | None) -> tuple[Tool, ...]:
         Tool(
             name=body.function.name,
             description=body.function.description,
-            parameters=_schema(f"tools.{index}.function.parameters", body.function.parameters),
+            parameters=_parameters(f"tools.{index}.function.parameters", body.function),
             strict=body.function.strict,
         )
         for index, body in enumerate(bodies or ())
@@ -135,9 +135,14 @@ def choice_of(body: ToolChoiceBody | None, has_tools: bool) -> ToolChoice:
     return NamedTool(body.function.name) if isinstance(body, NamedToolChoice) else ToolMode(body)
 
 
-def _schema(place: str, schema: dict[str, Any] | None) -> str | None:
+def _parameters(place: str, function: FunctionBody) -> str | None:
+    return None if function.parameters is None else json_text(place, function.parameters)
+
+
+def json_text(place: str, value: dict[str, Any]) -> str:
+    """Raises RejectedError for what is nested too deeply; `place` is where it was given."""
     try:
-        return None if schema is None else msgspec.json.encode(schema).decode()
+        return msgspec.json.encode(value).decode()
     except RecursionError:
         raise _rejected(place, "is nested too deeply") from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from coordinator.facade.operation import Asked
 from coordinator.facade.parsed import brought
 from coordinator.facade.responses import ResponsesChat, ResponsesRequest, read_responses
 from coordinator.facade.sse import AnswerIdentity
-from pdserve.chat import AnsweredMessage
+from pdserve.chat import AnsweredMessage, ToolCall, ToolCallDelta
 from pdserve.errors import PdserveError
 from pdserve.types import Delta, FinishReason, PositionLogprobs, SamplingParams, Usage
 
@@ -66,8 +67,11 @@ class ResponseShape:
         if message.reasoning:
             ended = "completed" if message.content else status
             output.append(self.reasoning(message.reasoning, ended))
-        if message.content or not output:
+        calls = message.tool_calls
+        if message.content or not (output or calls):
             output.append(self.message(status, message.content or "", answer.logprobs))
+        for call in calls:
+            output.append(self.call(len(output), status, call))
         return self.ended(output, answer.finish_reason, answer.usage)
 
     def ended(
@@ -102,8 +106,10 @@ class ResponseShape:
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": self._format()},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": msgspec.to_builtins(
+                asked.tool_choice or ("auto" if asked.tools else "none")
+            ),
+            "tools": msgspec.to_builtins(asked.tools or []),
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": asked.truncation or "disabled",
@@ -133,6 +139,17 @@ class ResponseShape:
             "content": [] if text is None else [{"type": "reasoning_text", "text": text}],
         }
 
+    def call(self, index: int, status: str, call: ToolCall) -> dict[str, Any]:
+        """A function that is to be called, as the item of that index."""
+        return {
+            "id": f"{self.item_id('fc')}_{index}",
+            "type": "function_call",
+            "status": status,
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+
     def part(self, text: str, logprobs: list[PositionLogprobs]) -> dict[str, Any]:
         shown = self.logprobs(logprobs)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": shown}
@@ -160,6 +177,9 @@ class ResponseShape:
         }
 
 
+_NO_CALL = ToolCall("", "", "")
+
+
 @dataclass(slots=True)
 class ResponseEvents:
     """The events of one streamed response; each has the number that follows the last one's.
@@ -174,6 +194,7 @@ class ResponseEvents:
     _texts: list[str] = field(default_factory=list)
     _logprobs: list[PositionLogprobs] = field(default_factory=list)
     _told: int = 0
+    _call: ToolCall = _NO_CALL
 
     is_plain = False
     before = after = b""
@@ -187,7 +208,8 @@ class ResponseEvents:
         """Empty for a delta that has nothing to show."""
         new = brought(delta)
         self._logprobs += delta.logprobs or ()
-        return self._add("reasoning", new.reasoning) + self._add("message", new.content)
+        said = self._add("reasoning", new.reasoning) + self._add("message", new.content)
+        return said + b"".join(map(self._add_call, new.tool_calls))
 
     def last(self, delta: Delta) -> bytes:
         assert delta.finish_reason is not None
@@ -221,29 +243,59 @@ class ResponseEvents:
         shown = self.shape.logprobs(new)
         return turned + self._event("output_text.delta", **self._place, delta=text, logprobs=shown)
 
+    def _add_call(self, new: ToolCallDelta) -> bytes:
+        begun = b""
+        if new.name is not None:
+            begun = self._close("completed")
+            self._call = ToolCall(new.id or "", new.name, "")
+            begun += self._open("function_call")
+        if not new.arguments:
+            return begun
+        self._texts.append(new.arguments)
+        item_id, index = self._item("in_progress", "")["id"], len(self._output)
+        return begun + self._event(
+            "function_call_arguments.delta",
+            item_id=item_id,
+            output_index=index,
+            delta=new.arguments,
+        )
+
     def _open(self, kind: str) -> bytes:
         self._kind, self._texts = kind, []
         index, item = len(self._output), self._item("in_progress", None)
         added = self._event("output_item.added", output_index=index, item=item)
+        if kind == "function_call":
+            return added
         return added + self._event("content_part.added", **self._place, part=self._part(""))
 
     def _close(self, status: str) -> bytes:
         if not self._kind:
             return b""
-        text, place = "".join(self._texts), self._place
-        if self._kind == "reasoning":
-            done = self._event("reasoning_text.done", **place, text=text)
-        else:
-            shown = self.shape.logprobs(self._logprobs)
-            done = self._event("output_text.done", **place, text=text, logprobs=shown)
-        done += self._event("content_part.done", **place, part=self._part(text))
+        text = "".join(self._texts)
         item = self._item(status, text)
+        done = self._done(text, item)
         done += self._event("output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
         self._kind = ""
         return done
 
+    def _done(self, text: str, item: dict[str, Any]) -> bytes:
+        if self._kind == "function_call":
+            told = {"item_id": item["id"], "output_index": len(self._output)}
+            name = self._call.name
+            return self._event("function_call_arguments.done", **told, name=name, arguments=text)
+        place = self._place
+        if self._kind == "reasoning":
+            done = self._event("reasoning_text.done", **place, text=text)
+        else:
+            shown = self.shape.logprobs(self._logprobs)
+            done = self._event("output_text.done", **place, text=text, logprobs=shown)
+        return done + self._event("content_part.done", **place, part=self._part(text))
+
     def _item(self, status: str, text: str | None) -> dict[str, Any]:
+        if self._kind == "function_call":
+            call = replace(self._call, arguments=text or "")
+            return self.shape.call(len(self._output), status, call)
         if self._kind == "reasoning":
             return self.shape.reasoning(text, status)
         return self.shape.message(status, text, self._logprobs)
@@ -258,9 +310,9 @@ class ResponseEvents:
         item_id = self.shape.item_id("rs" if self._kind == "reasoning" else "msg")
         return {"item_id": item_id, "output_index": len(self._output), "content_index": 0}
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
-        return named_event(f"response.{name}", sequence_number=number, **fields)
+        return named_event(f"response.{kind}", sequence_number=number, **fields)
 
 
 def _status(finish_reason: FinishReason) -> str:

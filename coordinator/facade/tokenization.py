@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -70,7 +68,7 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
         model = _model_of(intake, body.model)
         prompt = body.to_prompt()
         validate_prompt(prompt, _NAMES)
-        async with turn(num_chars(prompt) < THREAD_CHARS):
+        async with intake.turn(is_quick=num_chars(prompt) < THREAD_CHARS):
             ids = await model.encoder.encode_async(prompt, EVERY_TOKEN)
             strings = None
             if body.return_token_strs:
@@ -92,15 +90,9 @@ def add_tokenization(app: FastAPI, intake: Intake) -> None:
             raise rejected(f"tokens may be {model.context_length}, the model's context", "tokens")
         if not all(0 <= token_id < encoder.vocab_size for token_id in ids):
             raise rejected(f"tokens must be ids below {encoder.vocab_size}", "tokens")
-        async with turn(len(ids) < THREAD_TOKENS):
+        async with intake.turn(is_quick=len(ids) < THREAD_TOKENS):
             text = await looked_up(encoder.decode, ids)
         return json_response({"prompt": text}, request_id_header(request))
-
-    lane = asyncio.Semaphore(1)
-
-    def turn(is_quick: bool) -> asyncio.Semaphore | nullcontext[None]:
-        """So that prompts which are to be answered wait for one of these at most."""
-        return nullcontext() if is_quick else lane
 
     async def read(request: Request, kind: type[Body]) -> Body:
         caller = intake.authenticate(request.headers.get("authorization"))

@@ -164,10 +164,32 @@ CASES = (
     Case("input (text)", "response", {"input": f"Repeat this text:\n\n{PROMPT}"}, grpc=False),
     Case("input, instructions", "response", {"instructions": "Be brief."}, grpc=False),
     Case("max_output_tokens", "response", {"max_output_tokens": 3}, grpc=False),
+    Case(
+        "tools, tool_choice: required",
+        "response",
+        {
+            "input": IN_PARIS,
+            "tools": [{"type": "function", "name": "weather", "parameters": CITY, "strict": True}],
+            "tool_choice": "required",
+            "max_output_tokens": 60,
+        },
+        grpc=False,
+    ),
     Case("messages", "message", grpc=False),
     Case("system", "message", {"system": "Be brief."}, grpc=False),
     Case("max_tokens", "message", {"max_tokens": 3}, grpc=False),
     Case("stop_sequences", "message", {"stop_sequences": ["e"]}, grpc=False),
+    Case(
+        "tools, tool_choice: any",
+        "message",
+        {
+            "messages": IN_PARIS,
+            "tools": [{"name": "weather", "input_schema": CITY, "strict": True}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 60,
+        },
+        grpc=False,
+    ),
     Case(
         "stream_options",
         fields={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},

@@ -104,7 +104,7 @@ _ENDS = {
 
 def _checked(name: str, response: Any) -> str:
     """The status, of an answer that is as documented."""
-    if name.endswith("/v1/messages") and response.status_code != 200:
+    if "/v1/messages" in name and response.status_code != 200:
         return f"{response.status_code} {_anthropic(response.json(), response.status_code)}"
     assert response.headers["x-request-id"]
     if response.status_code != 200:

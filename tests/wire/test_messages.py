@@ -169,7 +169,7 @@ async def test_an_answer_that_was_begun_is_gone_on_with(facade: HttpFacade) -> N
         ({"stop_sequences": [""]}, "stop_sequences must be"),
         ({"messages": []}, "messages must be"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tool_choice"),  # without a parser
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"n": 2}, "n: "),
     ],

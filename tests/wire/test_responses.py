@@ -195,7 +195,7 @@ async def test_logprobs(facade: HttpFacade) -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tool_choice"),  # without a parser
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 1001}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
