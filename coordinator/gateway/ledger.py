@@ -3,7 +3,7 @@
 A charge is *settled* when it is in the journal, which happens in the call that tells of the
 request's end, before the client is told of it; a task then posts it to the database, and
 only then is it gone from the journal. Whatever a killed process left there, the next one posts;
-posting again is harmless, for each charge has an id of its own. See docs/adr/0006.
+posting again is harmless, for each charge has an id of its own. See docs/adr/0007.
 """
 
 from __future__ import annotations
