@@ -8,6 +8,7 @@ from cli import (
     chat,
     config,
     drain,
+    eval,
     keys,
     model,
     service,
@@ -42,6 +43,7 @@ app.command("prefill", help="Runs a worker that reads prompts.")(service.worker)
 app.command("decode", help="Runs a worker that writes answers.")(service.worker)
 app.command("worker")(service.worker)
 app.add_typer(simulate.app, name="simulate")
+app.command("eval")(eval.evaluate)
 app.command("version")(version.version)
 
 if __name__ == "__main__":

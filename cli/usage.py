@@ -34,6 +34,7 @@ class By(StrEnum):
     REQUEST = "request"
 
 
+_WIDTH = 120
 _TOKENS = {"prompt_tokens": "prompt", "cached_tokens": "cached", "completion_tokens": "answer"}
 _Moment = "a date (2026-11-30), a time (2026-11-30T12:00), both UTC, or how long ago: 90s, 24h, 7d"
 
@@ -65,7 +66,8 @@ def usage(  # noqa: PLR0913  (every one is an option)
     elif csv_file is None:
         from rich.console import Console
 
-        Console().print(picture(told))
+        # What is too wide for a terminal had better be wrapped than cut.
+        Console(width=max(_WIDTH, Console().width)).print(picture(told))
 
 
 def moment(text: str | None, now: datetime) -> float | None:

@@ -1,0 +1,222 @@
+"""`pdserve eval SUITE`"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.failure import CliError
+from cli.options import DEFAULT_URL, Key, Url
+
+if TYPE_CHECKING:
+    from measure.eval.result import Paired, Result, Run
+    from measure.eval.run import TokenPrices
+
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SPAN = re.compile(r"(\d+)([smh])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600}
+
+
+def evaluate(  # noqa: PLR0913  (every one is an option)
+    suite: Annotated[str, typer.Argument(help="A file in YAML, or one that comes with pdserve.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="By default, the first one served.")] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE,MODE", help="Asks each question by each mode, and compares the answers."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier result to compare with.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the result goes, as JSON.")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROMPT,ANSWER",
+            help="What a million tokens cost, where the server keeps no ledger that we may see.",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Again and again, for example every 10m.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="AMOUNT", help="Stops before more is spent, for example 2usd."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+) -> None:
+    """Asks any OpenAI-compatible server the questions of a suite and grades its answers.
+
+    Exit status 1 where it got worse: than the baseline, or by one mode than by another.
+    """
+    from cli.http import connect, get_json
+    from measure.eval.result import from_json
+    from measure.eval.run import run
+    from measure.eval.suite import load
+
+    questions = load(suite)
+    asked = [mode.strip() for mode in modes.split(",")] if modes else [""]
+    known = from_json(_read(baseline)) if baseline else None
+    costs = _prices(prices)
+    rounds = Rounds(_span_s(every), _amount(budget), time.sleep, time.monotonic)
+    worse = False
+    with connect(url, key) as client:
+        name = model or get_json(client, "/v1/models")["data"][0]["id"]
+        for _ in rounds:
+            result = run(client, questions, name, asked, costs)
+            if out is not None:
+                _write(out, result)
+            worse |= tell(result, known)
+            rounds.spent(result)
+            known = known or result
+    if worse:
+        raise typer.Exit(1)
+
+
+@dataclass
+class Rounds:
+    """One, or with `every_s` one after another, for as long as the budget has room for a round
+    that costs what the last one did. A budget is an amount and its currency, empty for any."""
+
+    every_s: float | None
+    budget: tuple[float, str] | None
+    sleep: Callable[[float], None]
+    now: Callable[[], float]
+    cost: float = 0.0
+    last: float = 0.0
+
+    def __iter__(self) -> Iterator[int]:
+        number = 0
+        while True:
+            began = self.now()
+            yield number
+            number += 1
+            if self.every_s is None:
+                return
+            if self.budget is not None and self.cost + self.last > self.budget[0]:
+                print(f"the budget has no room for another round: {self.cost:.4g} were spent")
+                return
+            self.sleep(max(0.0, began + self.every_s - self.now()))
+
+    def spent(self, result: Result) -> None:
+        """Raises CliError where a budget cannot be kept, for want of costs or of currency."""
+        if self.budget is None:
+            return
+        costs = [run.cost for run in result.runs]
+        known = [cost for cost in costs if cost is not None]
+        if len(known) < len(costs):
+            raise CliError(
+                "the budget cannot be kept: the server shows no ledger (it takes an admin key), "
+                "and --prices were not given"
+            )
+        currency = self.budget[1]
+        if currency and result.currency and currency.upper() != result.currency.upper():
+            raise CliError(f"the budget is in {currency}, and the ledger in {result.currency}")
+        self.last = sum(known)
+        self.cost += self.last
+
+
+def tell(result: Result, baseline: Result | None) -> bool:
+    """Prints what came of it; whether anything got worse."""
+    from measure.eval.result import baseline_of, paired
+
+    print(f"{result.suite} of {result.model}, {result.at}")
+    worse = False
+    for run in result.runs:
+        print(f"  {run.name}: {_figures(run, result.currency)}")
+        if baseline is not None:
+            compared = paired(baseline_of(run, baseline, result), run)
+            print(f"    beside the baseline: {_words(compared)}")
+            worse |= compared.is_worse
+    first, *others = result.runs
+    for run in others:
+        compared = paired(first, run)
+        print(
+            f"  {run.name} beside {first.name}: {compared.alike} of {compared.cases} answers "
+            f"alike; {_words(compared)}"
+        )
+        worse |= compared.differs
+    return worse
+
+
+def _figures(run: Run, currency: str) -> str:
+    words = [f"{run.correct} of {len(run.answers)} right"]
+    if run.failed:
+        first = next(answer.failure for answer in run.answers if answer.failure)
+        words.append(f"{run.failed} failed ({first})")
+    if run.cost is not None:
+        words.append(f"cost {run.cost:.4g} {currency}".rstrip())
+    if run.cost_per_correct is not None:
+        words.append(f"{run.cost_per_correct:.4g} for each right answer")
+    return ", ".join(words)
+
+
+def _words(compared: Paired) -> str:
+    if not compared.lost and not compared.won:
+        return "the same are right"
+    verdict = "no more than chance"
+    if compared.differs:
+        verdict = "worse" if compared.is_worse else "better"
+    parts = [
+        f"{len(ids)} {what} ({', '.join(ids[:5])}{', …' if len(ids) > 5 else ''})"
+        for ids, what in ((compared.lost, "lost"), (compared.won, "won"))
+        if ids
+    ]
+    return f"{', '.join(parts)}: {verdict} (p = {compared.p_value:.3g})"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from None
+
+
+def _write(file: Path, result: Result) -> None:
+    from measure.eval.result import to_json
+
+    try:
+        file.write_bytes(to_json(result))
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from None
+
+
+def _prices(text: str | None) -> TokenPrices | None:
+    from measure.eval.run import TokenPrices
+
+    if text is None:
+        return None
+    try:
+        prompt, answer = (float(part) for part in text.split(","))
+    except ValueError:
+        raise CliError("--prices: two numbers, as in 0.15,0.60") from None
+    return TokenPrices(prompt, answer)
+
+
+def _span_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = _SPAN.fullmatch(text)
+    if found is None:
+        raise CliError("--every: a number with s, m or h, as in 10m")
+    return float(found[1]) * _UNIT_S[found[2]]
+
+
+def _amount(text: str | None) -> tuple[float, str] | None:
+    if text is None:
+        return None
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        raise CliError("--budget: an amount and, if you like, its currency, as in 2usd")
+    return float(found[1]), found[2]

@@ -1,0 +1,1 @@
+"""Small suites of questions: asked of a server, graded, and compared."""

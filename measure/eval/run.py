@@ -1,0 +1,112 @@
+"""Asks a server the questions of a suite, one after another."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+
+from measure.eval import grade
+from measure.eval.result import Graded, Result, Run
+from measure.eval.suite import Case, Suite
+
+LEDGER_LAG_S = 5.0
+"""Charges are dated by the server's clock, which may be behind ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """What a million tokens cost, of a prompt and of an answer."""
+
+    prompt: float
+    answer: float
+
+
+def run(
+    client: httpx.Client,
+    suite: Suite,
+    model: str,
+    modes: Sequence[str],
+    prices: TokenPrices | None,
+) -> Result:
+    """`modes` are asked for by header, an empty one not at all. Costs are by `prices`, or else
+    those of the server's ledger, where it has one and lets us look.
+
+    One request at a time: at temperature 0 a crowd may turn near ties of the best tokens, and
+    answers that are to be compared must not depend on it. Raises httpx.HTTPError where nobody
+    answers at all.
+    """
+    began = time.time()
+    answers: dict[str, list[Graded]] = {mode: [] for mode in modes}
+    for case in suite.cases:  # in turn: what changes meanwhile meets all modes alike
+        for mode in modes:
+            answers[mode].append(_ask(client, suite, case, model, mode))
+    currency, costs = ("", {}) if prices else _ledger(client, began - LEDGER_LAG_S)
+    runs = tuple(
+        Run(mode, tuple(_priced(answer, prices, costs) for answer in answers[mode]))
+        for mode in modes
+    )
+    at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
+    return Result(suite.name, suite.digest, model, at, currency, runs)
+
+
+def is_right(case: Case, text: str) -> bool:
+    if case.exact is not None:
+        return grade.is_exact(text, case.exact)
+    if case.regex is not None:
+        return grade.matches(text, case.regex)
+    if case.json_schema is not None:
+        return grade.fits(text, case.json_schema)
+    assert case.choice is not None
+    return grade.chooses(text, case.choice.options, case.choice.answer)
+
+
+def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, mode: str) -> Graded:
+    request_id = f"eval-{uuid.uuid4().hex}"
+    headers = {"x-request-id": request_id, **({"x-pdserve-mode": mode} if mode else {})}
+    began = time.monotonic()
+    response = client.post("/v1/chat/completions", json=suite.body(case, model), headers=headers)
+    seconds = time.monotonic() - began
+    if not response.is_success:
+        failure = f"HTTP {response.status_code}: {response.text[:200]}"
+        return Graded(case.id, request_id, False, "", seconds=seconds, failure=failure)
+    body = response.json()
+    text = body["choices"][0]["message"]["content"] or ""
+    usage = body.get("usage") or {}
+    return Graded(
+        case.id,
+        request_id,
+        is_right(case, text),
+        text,
+        usage.get("prompt_tokens", 0),
+        usage.get("completion_tokens", 0),
+        seconds,
+        response.headers.get("x-pdserve-mode", ""),
+        response.headers.get("x-pdserve-arm", ""),
+    )
+
+
+def _ledger(client: httpx.Client, since: float) -> tuple[str, dict[str, float]]:
+    """The ledger's currency, and costs by request id; empty where there is nothing to see."""
+    response = client.get("/usage", params={"by": "request", "since": f"{since:f}"})
+    if not response.is_success:
+        return "", {}
+    try:
+        told: dict[str, Any] = response.json()
+        return told["currency"], {row["request_id"]: row["cost"] for row in told["rows"]}
+    except (ValueError, KeyError, TypeError):  # another server's, whatever it means by it
+        return "", {}
+
+
+def _priced(answer: Graded, prices: TokenPrices | None, costs: Mapping[str, float]) -> Graded:
+    cost = costs.get(answer.request_id)
+    if prices is not None:
+        parts = answer.prompt_tokens * prices.prompt + answer.completion_tokens * prices.answer
+        cost = parts / 1e6
+    return msgspec.structs.replace(answer, cost=cost)
