@@ -11,6 +11,7 @@ from coordinator.policy.balance import POLICIES
 from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
 from coordinator.prompts import Encoder
 from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.config_ledger import Prices
 from pdserve.errors import ConfigError
 from pdserve.parsing import ChatParser
 from pdserve.types import Mode
@@ -58,6 +59,11 @@ def build(
         )
         for model in config.models
     }
+
+
+def prices(config: CoordinatorConfig) -> dict[str, Prices]:
+    """By the names that requests are charged under: of models, and of their adapters."""
+    return {name: model.prices for model in config.models for name in (model.name, *model.lora)}
 
 
 def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:

@@ -118,8 +118,7 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
 def _ledger(config: CoordinatorConfig, metrics: CoordinatorMetrics) -> Ledger | None:
     if config.ledger.folder is None:
         return None
-    prices = {name: model.prices for model in config.models for name in (model.name, *model.lora)}
-    return Ledger(config.ledger, prices, LedgerMetrics(metrics.registry))
+    return Ledger(config.ledger, catalog.prices(config), LedgerMetrics(metrics.registry))
 
 
 async def _serve(

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.catalog import ServedModel, build
+from coordinator.catalog import ServedModel, build, prices
 from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
 from coordinator.prompts import ByteEncoder
 from pdserve.config import Arm, CoordinatorConfig, Experiment, ModelConfig
+from pdserve.config_ledger import Prices
 from pdserve.types import Fallback, Mode
 
 SPLIT = Experiment(
@@ -60,3 +61,17 @@ def test_may_disaggregate(
     model: dict[str, Any], experiments: tuple[Experiment, ...], expected: bool
 ) -> None:
     assert served(*experiments, **model).may_disaggregate is expected
+
+
+def test_an_adapter_costs_what_its_model_does() -> None:
+    own = Prices(prefill=3, decode=2)
+    model = ModelConfig(name="m", lora={"french": "/french"}, prices=own)
+    config = CoordinatorConfig(models=(model, ModelConfig(name="n")))
+    assert prices(config) == {"m": own, "french": own, "n": Prices()}
+
+
+@pytest.mark.parametrize("lora", [{"n": "/n"}, {"m": "/m"}, {"french": "/other"}])
+def test_names_are_of_one_model_or_adapter(lora: dict[str, str]) -> None:
+    other = ModelConfig(name="n", lora={"french": "/french"})
+    with pytest.raises(ValueError, match="share a name"):
+        CoordinatorConfig(models=(ModelConfig(name="m", lora=lora), other))

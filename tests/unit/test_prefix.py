@@ -54,6 +54,14 @@ def test_salts_share_nothing() -> None:
     assert not set(told("mine")) & set(told("yours"))
 
 
+def test_adapters_share_nothing() -> None:
+    names = [
+        PromptBlocks(PROMPT, salt, lora).chain(SIZE)
+        for salt, lora in (("", ""), ("", "french"), ("french", ""), ("french", "french"))
+    ]
+    assert len({name for chain_ in names for name in chain_}) == 4 * 4
+
+
 def test_a_chain_can_be_gone_on_with_from_any_block() -> None:
     begun = extend(root("", ""), PROMPT[:SIZE], SIZE)
     assert begun + extend(begun[-1], PROMPT[SIZE:], SIZE) == told()
