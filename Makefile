@@ -67,7 +67,7 @@ bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_tra
 
 bench-modes: ## the modes of serving under one load, on real workers; rewrites docs/modes.md
 	@scripts/install $(VENV) requirements/$(serve_set).txt
-	@exec $(bin)/python -m measure.load --write docs/modes.md
+	@exec $(bin)/python -m measure.bench --write docs/modes.md
 
 clean: ## removes what the targets above have made
 	@rm -rf $(VENV) .sdks build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

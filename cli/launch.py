@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli import plan, ports
+from cli import ports, system
 from cli.child import ChildFailedError, ChildSpec, Message
 from cli.failure import CliError
-from cli.plan import Pools, WorkerPorts
 from cli.report import Endpoints, Reporter
 from cli.supervisor import GaveUpError, Supervisor
+from cli.system import Pools, WorkerPorts
 from coordinator.gateway.gateway import require_keys
 from coordinator.gateway.keys import KeyRing
 from coordinator.gateway.limits import RateLimiter
@@ -47,7 +47,7 @@ def up(options: UpOptions, reporter: Reporter) -> None:
 
     What can be checked is checked before anything is started: ConfigError, ModelError.
     """
-    model = plan.the_model(options.settings, options.model, options.pools)
+    model = system.the_model(options.settings, options.model, options.pools)
     if model.tokenizer == "model" and (model.path or model.name != models.DEFAULT_MODEL):
         model = _with_folder(model, models.resolve(model.path or model.name, lambda _: None))
     settings = _checked(options.settings)
@@ -84,12 +84,12 @@ class System:
     async def start(self, model: ModelConfig) -> Endpoints:
         if model.tokenizer == "model" and model.path is None:
             model = await self._fetch(model)
-        workers = plan.worker_names(self._pools)
+        workers = system.worker_names(self._pools)
         available = sorted(os.sched_getaffinity(0))
-        cores = plan.share_cores(available, len(workers), self._pools.cores)
+        cores = system.share_cores(available, len(workers), self._pools.cores)
         async with asyncio.TaskGroup() as group:
             starts = [
-                group.create_task(self.start_worker(worker, model, plan.core_list(own)))
+                group.create_task(self.start_worker(worker, model, system.core_list(own)))
                 for worker, own in zip(workers, cores, strict=True)
             ]
         ready = {name: start.result() for (name, _), start in zip(workers, starts, strict=True)}
@@ -108,7 +108,7 @@ class System:
         self.reporter.step("model", f"looking for the model {model.name}")
         argv = _argv("model", "fetch", model.name, "--json")
         message = await self.supervisor.run(
-            ChildSpec("model", argv, plan.child_env(self._settings), _STOP_MARGIN_S)
+            ChildSpec("model", argv, system.child_env(self._settings), _STOP_MARGIN_S)
         )
         self.reporter.done("model", f"the model lies in {message['folder']}")
         return _with_folder(model, Path(message["folder"]))
@@ -122,11 +122,11 @@ class System:
         self.reporter.step(name, f"starting {name} ({engine}{where})")
         for tries_left in reversed(range(_PORT_TRIES)):
             chosen = ports.pick(3)
-            settings = plan.worker_settings(
+            settings = system.worker_settings(
                 self._settings, worker, model, cores, WorkerPorts(*chosen)
             )
             stop_s = settings.worker.drain_s + _STOP_MARGIN_S
-            spec = ChildSpec(name, _argv(role, "--id", name), plan.child_env(settings), stop_s)
+            spec = ChildSpec(name, _argv(role, "--id", name), system.child_env(settings), stop_s)
             try:
                 message = await self.supervisor.start(spec)
                 break
@@ -142,12 +142,12 @@ class System:
     ) -> Endpoints:
         addresses = [message["grpc"] for message in workers.values()]
         folder = self.supervisor.log_path(COORDINATOR).parent
-        settings = plan.coordinator_settings(self._settings, model, addresses, folder)
+        settings = system.coordinator_settings(self._settings, model, addresses, folder)
         config = settings.coordinator
         stop_s = config.drain_s + _STOP_MARGIN_S
         self.reporter.step(COORDINATOR, "starting coordinator, trying each route")
         await self.supervisor.start(
-            ChildSpec(COORDINATOR, _argv(COORDINATOR), plan.child_env(settings), stop_s)
+            ChildSpec(COORDINATOR, _argv(COORDINATOR), system.child_env(settings), stop_s)
         )
         self.reporter.done(COORDINATOR, "coordinator is ready")
         http = _reachable(config.http)

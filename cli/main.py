@@ -11,6 +11,7 @@ from cli import (
     eval,
     keys,
     model,
+    plan,
     service,
     simulate,
     status,
@@ -44,6 +45,7 @@ app.command("decode", help="Runs a worker that writes answers.")(service.worker)
 app.command("worker")(service.worker)
 app.add_typer(simulate.app, name="simulate")
 app.command("eval")(eval.evaluate)
+app.command("plan")(plan.plan)
 app.command("version")(version.version)
 
 if __name__ == "__main__":

@@ -25,6 +25,25 @@ class TransportName(StrEnum):
     NONE = "none"
 
 
+class ModelName(StrEnum):
+    """Shapes of `measure.simulation.roofline`, and GPUs and precisions below."""
+
+    LLAMA_8B = "llama-3.1-8b"
+    LLAMA_70B = "llama-3.1-70b"
+
+
+class GpuName(StrEnum):
+    A100 = "a100"
+    H100 = "h100"
+    H200 = "h200"
+    L40S = "l40s"
+
+
+class PrecisionName(StrEnum):
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file of settings.")
 ]

@@ -1,144 +1,210 @@
-"""PURE: which processes `pdserve up` starts, and with which settings."""
+"""`pdserve plan`"""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pdserve.config import CoordinatorConfig, Listen, ModelConfig, Settings
-from pdserve.errors import ConfigError
-from pdserve.types import Mode, Role
+import typer
 
-PREFIX = "PDSERVE_"
+from cli.failure import CliError
+from cli.options import GpuName, ModelName, PrecisionName
+
+if TYPE_CHECKING:
+    from measure.plan.fleet import Traffic
+    from measure.plan.levers import Lever
+    from measure.plan.sizing import Asked, Report, Sizing
+    from measure.plan.slo import Slo
+
+_LEAST_REQUESTS = 500
+_MOST_REQUESTS = 4_000
+_OF_SLO = 10
+"""Times the SLO's first token that replayed traffic lasts, so that a queue that grows is seen."""
 
 
-@dataclass(frozen=True)
-class Pools:
-    """How many workers of each role; `cores` of None shares the machine's cores out evenly."""
+Rate = Annotated[
+    str | None,
+    typer.Option(metavar="N/UNIT", help="Like 50/s or 1000/min; default: the trace's own."),
+]
+Trace = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|MIX", help="A Mooncake or Azure trace; or bimodal, short."),
+]
+Ttft = Annotated[str, typer.Option(metavar="TIME", help="First token, at p99.")]
+Itl = Annotated[str, typer.Option(metavar="TIME", help="Each token after it, at p99.")]
+Capacity = Annotated[
+    str | None, typer.Option(metavar="N/UNIT", help="What one replica serves, where it is known.")
+]
+Bench = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="What `pdserve bench` wrote: measured capacities."),
+]
+ReplicaGpus = Annotated[
+    int, typer.Option(min=1, help="GPUs of what --capacity or --bench was measured on.")
+]
+Precision = Annotated[
+    PrecisionName | None, typer.Option(help="Of weights; default: whichever is cheaper.")
+]
+Headroom = Annotated[float, typer.Option(min=0, help="So much more than the rate can be served.")]
+GpuPrice = Annotated[
+    float | None,
+    typer.Option(min=0, help="Dollars for an hour of one GPU; default: see docs/plan.md."),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(min=0, help="Dollars an hour; what is dearer is told how to be cheaper."),
+]
 
-    prefill: int = 1
-    decode: int = 1
-    cores: int | None = None
 
+def plan(  # noqa: PLR0913  (one option each)
+    *,
+    rate: Rate = None,
+    trace: Trace = None,
+    ttft_p99: Ttft = "2s",
+    itl_p99: Itl = "50ms",
+    capacity: Capacity = None,
+    bench: Bench = None,
+    replica_gpus: ReplicaGpus = 1,
+    model: Annotated[ModelName, typer.Option(help="What is served.")] = ModelName.LLAMA_70B,
+    gpu: Annotated[GpuName, typer.Option(help="What it runs on.")] = GpuName.H100,
+    precision: Precision = None,
+    headroom: Headroom = 0.3,
+    gpu_price: GpuPrice = None,
+    budget: Budget = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+) -> None:
+    """How many GPUs, colocated or disaggregated, and what they cost."""
+    from cli.quantities import duration
+    from cli.quantities import rate as rate_of
+    from measure.plan.price import GPU_HOUR
+    from measure.plan.sizing import Asked
+    from measure.plan.slo import Slo
+    from measure.simulation import roofline
 
-def only_model(settings: Settings) -> ModelConfig:
-    """The one model of a configuration. Raises ConfigError when it has several."""
-    models = settings.coordinator.models
-    if len(models) > 1:
-        raise ConfigError(
-            f"the configuration has {len(models)} models and only one can be served like this: "
-            "list them in a file for pdserve coordinator, and start workers for each one"
+    slo = Slo(duration(ttft_p99), duration(itl_p99))
+    gpu_hour = GPU_HOUR[gpu.value] if gpu_price is None else gpu_price
+    wanted = None if rate is None else rate_of(rate)
+    levers: list[Lever] = []
+    if capacity is not None or bench is not None:
+        if wanted is None:
+            raise CliError("--rate is needed with --capacity and --bench")
+        per_replica = None if capacity is None else rate_of(capacity)
+        sizing = _measured(per_replica, bench, replica_gpus, wanted, headroom, gpu_hour)
+    else:
+        if trace is None:
+            raise CliError("--trace says what the traffic is like; or give --capacity or --bench")
+        traffic, wanted = _traffic(trace, wanted, headroom, slo)
+        asked = Asked(
+            roofline.MODELS[model.value],
+            roofline.GPUS[gpu.value],
+            wanted,
+            slo,
+            gpu_hour,
+            tuple(roofline.Precision(it.value) for it in PrecisionName if precision in (None, it)),
+            headroom,
         )
-    return models[0]
+        with _progress() as report:
+            sizing, levers = _modelled(traffic, asked, budget, report)
+    if as_json:
+        print(json.dumps(_document(sizing, levers, wanted, headroom, gpu_hour), indent=2))
+        return
+    from rich.console import Console
+
+    from cli.plan_table import picture
+
+    Console().print(picture(sizing, levers, wanted, headroom, budget))
 
 
-def the_model(settings: Settings, changes: Mapping[str, object], pools: Pools) -> ModelConfig:
-    """The model that a system serves: the configured one with `changes`. Raises ConfigError."""
-    model = only_model(settings).model_copy(update=changes)
-    if settings.worker.engine == "sim" and model.path is None:
-        model = model.model_copy(update={"tokenizer": "bytes"})
-    if model.mode is not Mode.COLOCATED and pools.prefill == 0:
-        raise ConfigError(f"mode {model.mode} needs a prefill worker: --prefill 1 or more")
-    return model
+def _measured(
+    capacity: float | None,
+    bench: Path | None,
+    gpus: int,
+    rate: float,
+    headroom: float,
+    gpu_hour: float,
+) -> Sizing:
+    """Of what was measured, at a rate a second."""
+    from measure.plan.sizing import Measured, size_measured
+
+    if bench is None:
+        assert capacity is not None
+        return size_measured({"replicas": Measured(capacity, gpus)}, rate, headroom, gpu_hour)
+    from measure.bench.document import DocumentError, capacities
+
+    try:
+        found = capacities(bench.read_bytes(), gpus)
+    except OSError as error:
+        raise CliError(f"{bench}: {error.strerror}") from None
+    except DocumentError as error:
+        raise CliError(f"{bench}: {error}") from None
+    return size_measured(found, rate, headroom, gpu_hour)
 
 
-def worker_names(pools: Pools) -> list[tuple[str, Role]]:
-    """Every worker, prefill workers first."""
-    return [
-        *((f"prefill-{index}", Role.PREFILL) for index in range(pools.prefill)),
-        *((f"decode-{index}", Role.DECODE) for index in range(pools.decode)),
-    ]
+def _traffic(trace: str, rate: float | None, headroom: float, slo: Slo) -> tuple[Traffic, float]:
+    """Enough of it to tell, and the rate that is planned for."""
+    from cli.traffic import arrivals
+    from measure.plan.fleet import Traffic
+
+    # A mix has whatever rate it is played at: how many there are is what counts.
+    coming = arrivals(trace, _MOST_REQUESTS, 1.0, 1)
+    if len(coming) < 2 or not coming[-1].at_s:
+        raise CliError(f"{trace} is too short to plan by")
+    wanted = rate or len(coming) / coming[-1].at_s
+    enough = ceil(wanted * (1 + headroom) * _OF_SLO * slo.ttft_p99_s)
+    return Traffic(coming[: min(max(enough, _LEAST_REQUESTS), _MOST_REQUESTS)]), wanted
 
 
-def share_cores(available: Sequence[int], workers: int, each: int | None) -> list[list[int]]:
-    """Cores for each worker: neighbours, in order; shared when there are too few.
+def _modelled(
+    traffic: Traffic, asked: Asked, budget: float | None, report: Report
+) -> tuple[Sizing, list[Lever]]:
+    from measure.plan.levers import levers
+    from measure.plan.sizing import size
+    from pdserve.types import Mode
 
-    Without `each`, the workers get equal shares and one core is left over for the
-    coordinator where there are enough.
-    """
-    count = min(each or max(1, (len(available) - 1) // workers), len(available))
-    sets = [list(available[at : at + count]) for at in range(0, len(available), count)]
-    whole = [cores for cores in sets if len(cores) == count]
-    return [whole[index % len(whole)] for index in range(workers)]
-
-
-def core_list(cores: Sequence[int]) -> str:
-    """Cores as vLLM reads them: 0-3, or 0,2,5 where they are no range."""
-    first, last = cores[0], cores[-1]
-    if list(cores) == list(range(first, last + 1)):
-        return str(first) if first == last else f"{first}-{last}"
-    return ",".join(map(str, cores))
+    sizing = size(traffic, asked, report)
+    best = sizing.cheapest
+    if budget is None:
+        return sizing, []
+    if best is not None and (fleet := sizing.fleets[best]) and fleet.cost.hour <= budget:
+        return sizing, []
+    return sizing, levers(traffic, asked, Mode(best or Mode.COLOCATED), report)
 
 
-@dataclass(frozen=True)
-class WorkerPorts:
-    """The ports of a worker; it keeps them over a restart."""
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """On a terminal, what is being tried."""
+    from rich.console import Console
 
-    grpc: int
-    metrics: int
-    side_channel: int
-
-
-def worker_settings(
-    settings: Settings, worker: tuple[str, Role], model: ModelConfig, cores: str, ports: WorkerPorts
-) -> Settings:
-    """The settings of one worker, on this machine alone."""
-    name, role = worker
-    config = settings.worker
-    vllm = config.vllm.model_copy(
-        update={
-            "cpu_cores": config.vllm.cpu_cores or cores,
-            "side_channel": Listen(port=ports.side_channel),
-        }
-    )
-    config = config.model_copy(
-        update={
-            "id": name,
-            "roles": frozenset({role}),
-            "model": model,
-            "grpc": Listen(port=ports.grpc),
-            "metrics": Listen(port=ports.metrics),
-            "vllm": vllm,
-        }
-    )
-    return _with(settings, worker=config, coordinator=CoordinatorConfig())
+    console = Console(stderr=True)
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with console.status("planning") as status:
+        yield status.update
 
 
-def coordinator_settings(
-    settings: Settings, model: ModelConfig, workers: list[str], folder: Path
-) -> Settings:
-    """The settings of the coordinator of these workers; its ledger is in `folder`, where the
-    configuration names no other."""
-    settings = with_model(settings, model)
-    ledger = settings.coordinator.ledger
-    if ledger.folder is None:
-        ledger = ledger.model_copy(update={"folder": folder.absolute() / "ledger"})
-    config = settings.coordinator.model_copy(update={"workers": tuple(workers), "ledger": ledger})
-    return _with(settings, coordinator=config)
-
-
-def with_model(settings: Settings, model: ModelConfig) -> Settings:
-    """The settings of a coordinator that serves this model alone."""
-    config = settings.coordinator.model_copy(update={"models": (model,)})
-    return settings.model_copy(update={"coordinator": config})
-
-
-def child_env(settings: Settings, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment from which `pdserve.config.load` reads exactly `settings`."""
-    sections = settings.model_dump(mode="json")
-    names = {PREFIX + section.upper() for section in sections}
-    env = {name: value for name, value in base.items() if name.split("__")[0].upper() not in names}
-    for section, value in sections.items():
-        env[PREFIX + section.upper()] = json.dumps(value)
-    return env
-
-
-def _with(settings: Settings, **sections: object) -> Settings:
-    log = settings.log
-    if log.format == "auto":
-        # A log file of `pdserve up` is read by people.
-        log = log.model_copy(update={"format": "console"})
-    return settings.model_copy(update={"log": log, **sections})
+def _document(
+    sizing: Sizing, levers: list[Lever], rate: float, headroom: float, gpu_hour: float
+) -> dict[str, object]:
+    """Rates in requests a second, money in dollars."""
+    return {
+        "rate": rate,
+        "headroom": headroom,
+        "gpu_hour": gpu_hour,
+        "fleets": {
+            name: None if fleet is None else asdict(fleet) | {"gpus": fleet.gpus}
+            for name, fleet in sizing.fleets.items()
+        },
+        "cheapest": sizing.cheapest,
+        "margin": sizing.margin,
+        "levers": [
+            {"name": it.name, "cost_hour": None if it.fleet is None else it.fleet.cost.hour}
+            for it in levers
+        ],
+    }

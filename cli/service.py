@@ -73,7 +73,7 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
     _tie(parent)
     import uvloop
 
-    from cli import plan
+    from cli import system
     from cli.parsers import chat_parser
     from coordinator.main import run_coordinator
     from pdserve.config import load
@@ -81,8 +81,8 @@ def coordinator(  # noqa: PLR0913  (every one is an option)
     settings = load(config, flags)
     changes = named_model(model) | parsers(tool_parser, reasoning_parser)
     if changes:
-        named = plan.only_model(settings).model_copy(update=changes)
-        settings = plan.with_model(settings, named)
+        named = system.only_model(settings).model_copy(update=changes)
+        settings = system.with_model(settings, named)
     uvloop.run(run_coordinator(settings, chat_parser))
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import GpuName, ModelName, PrecisionName
+
 if TYPE_CHECKING:
     from measure.simulation.fault_run import Result
     from measure.simulation.trace_run import Summary
-    from measure.simulation.traces import Arrival
 
 app = typer.Typer(
     help="A fleet in virtual time: the real coordinator on simulated GPUs.", no_args_is_help=True
@@ -27,18 +28,6 @@ class ModeName(StrEnum):
     AUTO = "auto"
 
 
-class ModelName(StrEnum):
-    LLAMA_8B = "llama-3.1-8b"
-    LLAMA_70B = "llama-3.1-70b"
-
-
-class GpuName(StrEnum):
-    A100 = "a100"
-    H100 = "h100"
-    H200 = "h200"
-    L40S = "l40s"
-
-
 class BalanceName(StrEnum):
     PREFIX_AWARE = "prefix-aware"
     LEAST_OUTSTANDING = "least-outstanding"
@@ -49,11 +38,6 @@ class BalanceName(StrEnum):
 class DeciderName(StrEnum):
     THRESHOLD = "threshold"
     ESTIMATE = "estimate"
-
-
-class PrecisionName(StrEnum):
-    BF16 = "bf16"
-    FP8 = "fp8"
 
 
 @app.command()
@@ -89,12 +73,13 @@ def trace(  # noqa: PLR0913  (one option each)
     import json
 
     from cli.failure import CliError
+    from cli.traffic import arrivals
     from measure.simulation import roofline
     from measure.simulation.trace_run import Setup, Targets, simulate, summary
     from measure.simulation.traces import faster
     from pdserve.types import Mode
 
-    arrivals = _arrivals(traffic, duration, rate, seed)[:limit]
+    coming = arrivals(traffic, duration, rate, seed)[:limit]
     given = workers * 3 // 8 if prefill is None else prefill
     if mode is ModeName.DISAGGREGATED and not 0 < given < workers:
         raise CliError("disaggregated: some workers must read, and some write; see --prefill")
@@ -111,7 +96,7 @@ def trace(  # noqa: PLR0913  (one option each)
         targets=Targets(ttft, tpot),
     )
     try:
-        seen = simulate(faster(arrivals, speedup), setup)
+        seen = simulate(faster(coming, speedup), setup)
     except ValueError as error:
         raise CliError(str(error)) from None
     told = summary(seen, setup.targets)
@@ -203,20 +188,6 @@ def _tell_broken(result: Result) -> None:
 
 def _counts(counts: Counter[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counts.most_common())
-
-
-def _arrivals(traffic: str, duration_s: float, rate: float, seed: int) -> list[Arrival]:
-    from cli.failure import CliError
-    from measure.simulation.traces import MIXES, TraceError, load
-
-    if traffic in MIXES:
-        return MIXES[traffic](duration_s, rate, seed)
-    try:
-        return load(Path(traffic))
-    except TraceError as error:
-        raise CliError(str(error)) from None
-    except OSError as error:
-        raise CliError(f"{traffic}: {error.strerror}") from None
 
 
 def _words(told: Summary) -> str:

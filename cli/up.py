@@ -89,7 +89,7 @@ def up(  # noqa: PLR0913  (every one is an option)
 ) -> None:
     """Runs a whole system on this machine until Ctrl-C."""
     from cli import launch
-    from cli.plan import Pools
+    from cli.system import Pools
     from pdserve.config import load
 
     flags = nest(

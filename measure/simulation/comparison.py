@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.policy.balance import POLICIES
+from measure.highest import PRECISION, highest
 from measure.page import Row, Section, table
 from measure.simulation.roofline import GPUS, MODELS
 from measure.simulation.trace_run import Seen, Setup, Summary, Targets, met, simulate, summary
@@ -31,12 +31,6 @@ SPLITS = (2, 3, 1)
 ATTAINED = 0.9
 LONGEST = 0.9
 """The quantile of prompts' lengths from which they are among the longest."""
-STEP = 1.25
-PRECISION = 1.03
-"""Rates are looked for by steps of the one factor, and told apart by the other."""
-LEAST = 1 / 16
-"""Of the rate at which the search begins: below, a mode is said to have no goodput."""
-
 MAIN = Targets(ttft_s=0.25, ttft_token_s=1e-4, tpot_s=0.0125, tpot_token_s=7.5e-8)
 """By one rule for all traffic, from what a request takes alone. The first token: DistServe's 0.25 s
 for chats, and four times what it takes to read a prompt token. Those after it: half as much again,
@@ -78,26 +72,6 @@ _TRAFFIC = (
     Traffic("all short", lambda _: short(700.0, 1.0, 1), 170.0),
 )
 TRAFFIC = {traffic.name: traffic for traffic in _TRAFFIC}
-
-
-def highest(attains: Callable[[float], bool], start: float) -> float:
-    """The highest rate that is attained, and so is all below it; 0 where it is below LEAST."""
-    low = high = start
-    if attains(start):
-        while attains(high := high * STEP):
-            low = high
-    else:
-        while not attains(low := low / STEP):
-            high = low
-            if low < start * LEAST:
-                return 0.0
-    while high > low * PRECISION:
-        middle = sqrt(low * high)
-        if attains(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def attained(seen: Seen, targets: Targets) -> tuple[float, float]:

@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from measure.highest import PRECISION, highest
 from measure.simulation import comparison
-from measure.simulation.comparison import (
-    PRECISION,
-    Bench,
-    Best,
-    Result,
-    Traffic,
-    attained,
-    highest,
-)
+from measure.simulation.comparison import Bench, Best, Result, Traffic, attained
 from measure.simulation.trace_run import Seen, Setup, Targets
 from measure.simulation.traces import Arrival
 from pdserve.types import Mode

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cli import keys
 from cli.main import app
 from cli.options import named_model, nest
-from cli.plan import (
+from cli.system import (
     Pools,
     WorkerPorts,
     child_env,

@@ -13,9 +13,9 @@ import pytest
 
 from cli import launch, ports
 from cli.child import ChildFailedError
-from cli.plan import Pools
 from cli.report import JsonReporter
 from cli.supervisor import Supervisor
+from cli.system import Pools
 from pdserve.config import LOOPBACK, Listen, load
 from pdserve.errors import ConfigError
 from pdserve.types import Role

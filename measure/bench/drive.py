@@ -11,7 +11,7 @@ from random import Random
 
 import httpx
 
-from measure.load.answer import Answer, ask
+from measure.bench.answer import Answer, ask
 from measure.simulation.traces import Arrival
 
 _WORDS = (

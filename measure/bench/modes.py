@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from measure.load.answer import Answer
-from measure.load.drive import Target, drive
+from measure.bench.answer import Answer
+from measure.bench.drive import Target, drive
 from measure.processes import child, python
 from measure.simulation.traces import Arrival
 from pdserve.types import Mode

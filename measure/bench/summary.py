@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from measure.load.answer import Answer
+from measure.bench.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from measure.load.answer import Answer, ask
-from measure.load.modes import Mix, arrivals
-from measure.load.summary import Percentiles, Targets, summarise
+from measure.bench.answer import Answer, ask
+from measure.bench.modes import Mix, arrivals
+from measure.bench.summary import Percentiles, Targets, summarise
 
 ROLE = 'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 WORD = 'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

@@ -1,4 +1,4 @@
-"""`python -m measure.load`: the modes of serving under the same load, on real workers."""
+"""`python -m measure.bench`: the modes of serving under the same load, on real workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from measure import machine
-from measure.load.modes import Mix, fleets, slots
-from measure.load.report import SECTION, Slot, render
-from measure.load.summary import Targets
+from measure.bench.modes import Mix, fleets, slots
+from measure.bench.report import SECTION, Slot, render
+from measure.bench.summary import Targets
 from measure.processes import BenchError
 
 MIXES = (
@@ -34,7 +34,7 @@ def main() -> None:
         measured = asyncio.run(_measure(asked, console))
     except BenchError as error:
         sys.exit(f"load: {error}")
-    command = shlex.join(("python", "-m", "measure.load", *sys.argv[1:]))
+    command = shlex.join(("python", "-m", "measure.bench", *sys.argv[1:]))
     text = render(measured, targets, machine.describe(_PACKAGES), command)
     console.print(Markdown(text))
     if asked.write is not None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m measure.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m measure.bench", description=__doc__)
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="a Markdown page whose generated part is renewed"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from measure.load.answer import Answer
-from measure.load.modes import LONG_TOKENS, Mix
-from measure.load.summary import Percentiles, Summary, Targets, summarise
+from measure.bench.answer import Answer
+from measure.bench.modes import LONG_TOKENS, Mix
+from measure.bench.summary import Percentiles, Summary, Targets, summarise
 from measure.page import Section, cell, table
 
 SECTION = Section("modes on real workers", "make bench-modes")
