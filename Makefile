@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes fuzz soak soak-simulated soak-processes clean
+.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes ab-demo fuzz soak soak-simulated soak-processes clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -68,6 +68,10 @@ bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_tra
 bench-modes: ## the modes of serving under one load, on real workers; rewrites docs/modes.md
 	@scripts/install $(VENV) requirements/$(serve_set).txt
 	@exec $(bin)/python -m measure.bench --write docs/modes.md
+
+ab-demo: ## colocated, disaggregated or auto, on real workers: an experiment and its verdict, ten minutes
+	@scripts/install $(VENV) requirements/$(serve_set).txt
+	@exec $(bin)/python -m measure.ab.demo $(ARGS)
 
 clean: ## removes what the targets above have made
 	@rm -rf $(VENV) .sdks build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli import (
+    ab,
     chat,
     config,
     drain,
@@ -37,6 +38,7 @@ app.command("trace")(trace.trace)
 app.command("usage")(usage.usage)
 app.command("drain")(drain.drain)
 app.command("config")(config.config)
+app.add_typer(ab.app, name="ab")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.command("coordinator")(service.coordinator)

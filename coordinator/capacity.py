@@ -21,7 +21,6 @@ class FleetCapacity:
     def __init__(self, fleet: Fleet, model: ServedModel, now: Callable[[], float]) -> None:
         self._fleet = fleet
         self._model = model
-        self._readers = _readers(model)
         self._now = now
         self._known = Capacity()
         self._stale_at = now()
@@ -44,7 +43,7 @@ class FleetCapacity:
             sequences += worker.info.max_sequences
             free_kv_tokens += round(worker.info.kv_capacity_tokens * (1 - worker.load.kv_usage))
         pools: dict[Role, Pool] = {}
-        for role in self._readers:
+        for role in _readers(self._model):
             readers = writers if role is Role.DECODE else [w for w in serving if w.reads]
             if readers:
                 pools[role] = _pool(readers, estimates)
@@ -55,7 +54,7 @@ def _readers(model: ServedModel) -> tuple[Role, ...]:
     """Who reads prompts of the model, as it is configured."""
     if not model.may_disaggregate:
         return (Role.DECODE,)
-    only = {arm.mode for arm in model.policy.arms} or {model.policy.mode}
+    only = {arm.mode for arm in model.arms} or {model.policy.mode}
     if only == {Mode.DISAGGREGATED} and not model.config.mode_override:
         return (Role.PREFILL,)
     return (Role.PREFILL, Role.DECODE)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from coordinator.defaults import Defaults
 from coordinator.policy.balance import POLICIES
-from coordinator.policy.snapshot import ArmPolicy, ModelPolicy
+from coordinator.policy.snapshot import ModelPolicy
 from coordinator.prompts import Encoder
 from pdserve.config import CoordinatorConfig, ModelConfig
+from pdserve.config_experiment import Arm, Experiment
 from pdserve.config_ledger import Prices
 from pdserve.errors import ConfigError
 from pdserve.parsing import ChatParser
@@ -22,7 +23,8 @@ class ServedModel:
     """`context_length` in tokens, prompt and answer together; workers may serve less.
 
     `defaults` are for requests that do not say. `adapter` names the LoRA adapter that it was asked
-    for by, empty where that was by its own name.
+    for by, empty where that was by its own name. `arms` are the policies of the experiment that
+    runs, which changes them.
     """
 
     config: ModelConfig
@@ -32,11 +34,12 @@ class ServedModel:
     defaults: Defaults
     chat_parser: ChatParser | None = None
     adapter: str = ""
+    arms: list[ModelPolicy] = field(default_factory=list)
 
     @property
     def may_disaggregate(self) -> bool:
         """Whether the configuration lets any request take the disaggregated route."""
-        modes = {arm.mode for arm in self.policy.arms} | {self.policy.mode}
+        modes = {policy.mode for policy in (self.policy, *self.arms)}
         return self.config.mode_override or modes != {Mode.COLOCATED}
 
 
@@ -51,7 +54,7 @@ def build(
     return {
         model.name: ServedModel(
             config=model,
-            policy=_policy(model, config),
+            policy=_policy(model),
             encoder=encoders[model.name],
             context_length=encoders[model.name].context_length,
             defaults=defaults.get(model.name, Defaults()),
@@ -66,13 +69,10 @@ def prices(config: CoordinatorConfig) -> dict[str, Prices]:
     return {name: model.prices for model in config.models for name in (model.name, *model.lora)}
 
 
-def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
+def _policy(model: ModelConfig) -> ModelPolicy:
     for name in (model.prefill_balance, model.decode_balance):
-        if name not in POLICIES:
-            raise ConfigError(
-                f"model {model.name}: no balance policy {name!r}: use {', '.join(POLICIES)}"
-            )
-    policy = ModelPolicy(
+        _check_balance(f"model {model.name}", name)
+    return ModelPolicy(
         mode=model.mode,
         min_prefill_tokens=model.min_prefill_tokens,
         fallback=model.fallback,
@@ -84,8 +84,22 @@ def _policy(model: ModelConfig, config: CoordinatorConfig) -> ModelPolicy:
         ttft_target_token_s=model.ttft_target_token_s,
         itl_target_s=model.itl_target_s,
     )
-    for experiment in config.experiments:
-        if experiment.model == model.name:
-            arms = tuple(ArmPolicy(arm.name, arm.mode, arm.weight) for arm in experiment.arms)
-            return replace(policy, experiment=experiment.name, sticky=experiment.key, arms=arms)
-    return policy
+
+
+def arms_of(model: ServedModel, experiment: Experiment) -> dict[str, ModelPolicy]:
+    """The policy of each arm, by its name: the model's, but for what the arm says. Raises
+    ConfigError for a balance policy that is unknown."""
+    return {arm.name: _arm_policy(model, experiment, arm) for arm in experiment.arms}
+
+
+def _arm_policy(model: ServedModel, experiment: Experiment, arm: Arm) -> ModelPolicy:
+    own = arm.model_dump(exclude={"name", "weight"}, exclude_none=True)
+    for field_name in ("prefill_balance", "decode_balance"):
+        if (name := own.get(field_name)) is not None:
+            _check_balance(f"experiment {experiment.name}", name)
+    return replace(model.policy, experiment=experiment.name, arm=arm.name, **own)
+
+
+def _check_balance(whose: str, name: str) -> None:
+    if name not in POLICIES:
+        raise ConfigError(f"{whose}: no balance policy {name!r}: use {', '.join(POLICIES)}")

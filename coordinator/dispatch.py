@@ -15,6 +15,7 @@ from functools import partial
 
 from coordinator.catalog import ServedModel
 from coordinator.climb import Climb
+from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
@@ -26,6 +27,7 @@ from coordinator.policy.snapshot import RequestFacts
 from coordinator.policy.ticket import Work
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
+from coordinator.shadow import Shadow
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
 from pdserve.types import (
     WHOLE_CONTEXT,
@@ -47,6 +49,7 @@ class Dispatcher:
         fleet: Fleet,
         gateway: Gateway,
         observer: Observer,
+        experiments: Experiments,
         *,
         traces: bool = False,
     ) -> None:
@@ -56,6 +59,9 @@ class Dispatcher:
         self._fleet = fleet
         self._gateway = gateway
         self._observer = observer
+        self._experiments = experiments
+        # Told to experiments alone: nobody pays for a copy.
+        self._shadow = Shadow(fleet, experiments, Observer(observer.metrics, [experiments]))
 
     async def open(
         self, spec: GenerateSpec, caller: Caller, record: RequestRecord
@@ -92,6 +98,8 @@ class Dispatcher:
                 param="model",
             )
         record.model = spec.lora or spec.model
+        if spec.mode is None and not _colocated_because(spec.sampling):
+            model = self._experiments.join(model, spec, record)
         permit = await self._gateway.enter(caller, spec)
         try:
             context_length = self._context_length(model)
@@ -106,6 +114,7 @@ class Dispatcher:
             await permit.admit(self._work(spec, model, request, prompt))
             record.phase("queue")
             facts = partial(self._facts, spec, model)
+            self._shadow.copy(model, request, facts, prompt, record)
             climb = Climb(self._fleet, self._observer, model, request, facts, record)
             first = await climb.begin(prompt)
             permit.read()
@@ -148,13 +157,10 @@ class Dispatcher:
         self, spec: GenerateSpec, model: ServedModel, num_tokens: int, prompt: PromptBlocks
     ) -> RequestFacts:
         """Of a prompt of so many tokens, with its blocks."""
-        keys = {"request": spec.request_id, "session": spec.session, "tenant": spec.tenant}
         return RequestFacts(
             prompt_tokens=num_tokens,
             asked=spec.mode,
             colocated_because=_colocated_because(spec.sampling),
-            # A request without a session or a tenant falls into an arm by itself.
-            sticky_key=keys[model.policy.sticky] or spec.request_id,
             cached_tokens=self._fleet.cached_tokens(model.config.name, prompt),
         )
 

@@ -20,6 +20,7 @@ from coordinator.defaults import Defaults, read_defaults
 from coordinator.discovery import Discovery
 from coordinator.dispatch import Dispatcher
 from coordinator.duties import Duties, elastic_models
+from coordinator.experiments import Experiments
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
 from coordinator.facade.http_wire import HttpProtocol
@@ -74,26 +75,23 @@ async def run_coordinator(settings: Settings, make_parser: ParserFactory) -> Non
         if model.tool_parser or model.reasoning_parser
     }
     served = catalog.build(config, encoders, defaults, parsers)
-    keys_file = config.gateway.keys_file
-    keys = (
-        KeyRing.open_to_all(admin=config.http.is_loopback)
-        if keys_file is None
-        else KeyRing.load(keys_file)
-    )
     metrics = CoordinatorMetrics(CollectorRegistry())
     fleet_key = read_key(settings.fleet)
     fleet = Fleet({}, config.quarantine_after, RealClock(), config.silence_s)
     discovery = Discovery(
         config.workers, fleet, lambda address: GrpcWorkerClient(channel(address), fleet_key)
     )
-    gateway = Gateway(config.gateway, keys, served, fleet, metrics)
+    gateway = Gateway(config.gateway, _keys(config), served, fleet, metrics)
     ledger = _ledger(config, metrics)
     timelines = Timelines()
+    experiments = Experiments(served, fleet, metrics, config.experiments)
     tracer = tracing.tracer(settings.tracing, "pdserve-coordinator")
-    listeners = (ledger, timelines, None if tracer is None else Spans(tracer))
+    listeners = (ledger, timelines, experiments, None if tracer is None else Spans(tracer))
     observer = Observer(metrics, [one for one in listeners if one is not None])
-    dispatcher = Dispatcher(served, fleet, gateway, observer, traces=tracer is not None)
-    ops = Ops(served, fleet, gateway, metrics, timelines, ledger)
+    dispatcher = Dispatcher(
+        served, fleet, gateway, observer, experiments, traces=tracer is not None
+    )
+    ops = Ops(served, fleet, gateway, metrics, timelines, experiments, ledger=ledger)
     prover = Prover(fleet, served, report=_report, after_round=_Readiness(ops).tell_once)
 
     app = build_app(dispatcher, gateway, observer, ops)
@@ -204,6 +202,12 @@ def _bind(listen: Listen) -> socket.socket:
         ) from None
     bound.setblocking(False)
     return bound
+
+
+def _keys(config: CoordinatorConfig) -> KeyRing:
+    if config.gateway.keys_file is None:
+        return KeyRing.open_to_all(admin=config.http.is_loopback)
+    return KeyRing.load(config.gateway.keys_file)
 
 
 def _encoder(model: ModelConfig) -> Encoder:

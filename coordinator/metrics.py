@@ -5,20 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from operator import add
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from coordinator.histogram import FINE_BUCKETS, ITL_BUCKETS, empty
 from coordinator.policy.ticket import Priority
 from coordinator.record import RequestRecord
 from pdserve.errors import ErrorReason
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50)
 """Seconds; from a cached short prompt on a GPU to a long one on a CPU."""
-
-ITL_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between two deltas of one answer."""
 
 PHASE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 """Seconds; from a short prompt's tokens to a long answer."""
@@ -41,13 +40,18 @@ class InterTokenLatency(Collector):
     def series(self, model: str, mode: str) -> tuple[list[int], list[float]]:
         """(counts per bucket, [sum]) to be given to `observe`; looked up once a request."""
         key = (model, mode)
-        counts = self._counts.setdefault(key, [0] * (len(ITL_BUCKETS) + 1))
-        return counts, self._sums.setdefault(key, [0.0])
+        return self._counts.setdefault(key, empty()), self._sums.setdefault(key, [0.0])
+
+    def fold(self, model: str, mode: str, series: tuple[list[int], list[float]]) -> None:
+        """Adds a series that a request had for itself."""
+        counts, total = self.series(model, mode)
+        counts[:] = map(add, counts, series[0])
+        total[0] += series[1][0]
 
     @staticmethod
     def observe(series: tuple[list[int], list[float]], seconds: float) -> None:
         counts, total = series
-        counts[bisect_left(ITL_BUCKETS, seconds)] += 1
+        counts[bisect_left(FINE_BUCKETS, seconds)] += 1
         total[0] += seconds
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -61,9 +65,13 @@ class InterTokenLatency(Collector):
         yield family
 
 
+_TOLD = [FINE_BUCKETS.index(bound) for bound in ITL_BUCKETS] + [len(FINE_BUCKETS)]
+
+
 def _cumulative(counts: list[int]) -> Iterator[tuple[str, float]]:
     bounds = [str(float(bound)) for bound in ITL_BUCKETS] + ["+Inf"]
-    return zip(bounds, map(float, accumulate(counts)), strict=True)
+    below = list(accumulate(counts))
+    return zip(bounds, (float(below[place]) for place in _TOLD), strict=True)
 
 
 def _outcome(reason: ErrorReason | None) -> str:
@@ -188,6 +196,12 @@ class CoordinatorMetrics:
             ["transport"],
             registry=registry,
         )
+        self._stopped_arms = Counter(
+            "pdserve_experiment_arms_stopped_total",
+            "Arms of experiments that their guard rail stopped.",
+            ["model", "arm"],
+            registry=registry,
+        )
         self.pairs = Gauge(
             "pdserve_kv_pairs",
             "Pairs of workers by standing.",
@@ -223,6 +237,9 @@ class CoordinatorMetrics:
     def quarantined(self, transport: str) -> None:
         self._quarantines.labels(transport).inc()
 
+    def arm_stopped(self, model: str, arm: str) -> None:
+        self._stopped_arms.labels(model, arm).inc()
+
     def request_done(self, record: RequestRecord, reason: ErrorReason | None, ended: float) -> None:
         """`ended` on the clock of `record.received`."""
         route = record.route
@@ -237,6 +254,8 @@ class CoordinatorMetrics:
             "none" if reason is None else reason.label,
         ).inc()
         if record.first_token is not None:
+            if record.gaps is not None:
+                self.inter_token.fold(record.model, mode, record.gaps)
             self._ttft.labels(record.model, mode, arm).observe(record.first_token - record.received)
             for phase, spent in record.phases.items():
                 self._phase.labels(mode, arm, phase).observe(spent)

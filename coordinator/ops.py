@@ -9,8 +9,10 @@ from typing import Any
 
 import structlog
 from prometheus_client import generate_latest
+from pydantic import ValidationError
 
 from coordinator.catalog import ServedModel
+from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.gateway import usage
 from coordinator.gateway.admission import Admission
@@ -23,7 +25,8 @@ from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.ticket import Priority
 from coordinator.timelines import RECENT, SLOWEST, Timelines
-from pdserve.errors import ErrorReason, PdserveError, RejectedError
+from pdserve.config_experiment import Experiment
+from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import Fallback, Mode, Role
 
 log = structlog.get_logger("ops")
@@ -45,15 +48,17 @@ class RouteStatus:
 
 
 class Ops:
-    """Reads the fleet's state; changes nothing but the memory of which routes ever worked."""
+    """Reads the fleet's state, has workers drain, and starts and stops experiments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a part each)
         self,
         models: Mapping[str, ServedModel],
         fleet: Fleet,
         gateway: Gateway,
         metrics: CoordinatorMetrics,
         timelines: Timelines,
+        experiments: Experiments,
+        *,
         ledger: Ledger | None = None,
     ) -> None:
         self._models = models
@@ -62,6 +67,7 @@ class Ops:
         self._metrics = metrics
         self._timelines = timelines
         self._ledger = ledger
+        self._experiments = experiments
         self._seen: set[tuple[str, Mode]] = set()
         self._all_tried = False
         self._stopping = False
@@ -119,6 +125,42 @@ class Ops:
             }
             for model, statuses in routes.items()
         }
+
+    def experiments(self) -> list[dict[str, Any]]:
+        """The running and the last one of each model."""
+        return self._experiments.told()
+
+    def experiment(self, model: str) -> dict[str, Any]:
+        """The model's running or last one, slot by slot. Raises RejectedError NOT_FOUND."""
+        found = self._experiments.report(model)
+        if found is None:
+            raise RejectedError(
+                ErrorReason.NOT_FOUND, f"the model {model!r} has had no experiment here"
+            )
+        return found
+
+    def start_experiment(self, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """`asked` are the fields of its configuration but for the model. Raises RejectedError."""
+        try:
+            self._experiments.start(Experiment.model_validate({**asked, "model": model}))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                first["msg"],
+                param=".".join(map(str, first["loc"])) or None,
+            ) from None
+        except ConfigError as error:
+            raise RejectedError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
+        return self.experiment(model)
+
+    def stop_experiment(self, model: str) -> dict[str, Any]:
+        """Raises RejectedError NOT_FOUND where none runs."""
+        if not self._experiments.stop(model):
+            raise RejectedError(
+                ErrorReason.NOT_FOUND, f"no experiment of the model {model!r} is running"
+            )
+        return self.experiment(model)
 
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         """Has a worker take nothing new, from anybody, and waits for what runs there. What this

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.lifecycle import Event, State, advance
 from coordinator.policy.pricing import Seat
+from coordinator.tally import Tally
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.tracing import Place, new_span_id
 from pdserve.types import FinishReason, Route, Usage
@@ -24,7 +25,8 @@ class RequestRecord:
     `predicted_cached_tokens` are those that the worker which read the prompt was believed to
     have cached. `reader` and `writer` are its places where its prompt was read and its answer
     is written; `answered_tokens` are set in the end. Of the choices of one prompt one alone
-    `counts_prompt`.
+    `counts_prompt`. `tally` is the slot of an experiment that it counts for, and `gaps` its own
+    times between tokens then: a histogram in FINE_BUCKETS, and their sum.
     """
 
     request_id: str
@@ -53,6 +55,8 @@ class RequestRecord:
     segments: list[tuple[str, float]] = field(default_factory=list)
     first_token: float | None = None
     last_token: float = 0.0
+    tally: Tally | None = None
+    gaps: tuple[list[int], list[float]] | None = None
     state: State = State.QUEUED
     done: bool = False
     _ended: float = 0.0

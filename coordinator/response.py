@@ -6,15 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from coordinator.climb import Climb
-from coordinator.gateway.admission import Permit
 from coordinator.lifecycle import TERMINAL
 from coordinator.observer import Observer
 from coordinator.record import RequestRecord, ended_by
 from coordinator.sequence import Take
 from pdserve.errors import DecodeError, ErrorReason, PdserveError
 from pdserve.types import Delta, Route
+
+
+class Place(Protocol):
+    """What is given back at the end of an answer of so many tokens, None where it did not come
+    to its end."""
+
+    def release(self, answer_tokens: int | None = None) -> None: ...
 
 
 class ResponseStream:
@@ -30,7 +37,7 @@ class ResponseStream:
         self,
         climb: Climb,
         first: Delta,
-        permit: Permit,
+        permit: Place,
         record: RequestRecord,
         observer: Observer,
         on_answer: Callable[[int], None],
@@ -48,7 +55,7 @@ class ResponseStream:
         self._observer = observer
         self._on_answer = on_answer
         self._latencies = observer.metrics.inter_token
-        self._series = self._latencies.series(record.model, record.route.mode.value)
+        self._series = record.gaps or self._latencies.series(record.model, record.route.mode.value)
         self._take: Take | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False

@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError
 
+from pdserve.config_experiment import Experiment
 from pdserve.config_ledger import LedgerConfig, Prices
 from pdserve.errors import ConfigError
 from pdserve.section import Name
@@ -147,31 +148,6 @@ class ModelConfig(_Section):
         description="a request without a deadline that would wait so long for its first token "
         "is refused at once",
     )
-
-
-class Arm(_Section):
-    """One side of an experiment; weights are relative to one another."""
-
-    name: Name
-    mode: Mode
-    weight: float = Field(default=1.0, ge=0)
-
-
-class Experiment(_Section):
-    """Splits a model's traffic between arms, sticky by a hash of `key`."""
-
-    name: str
-    model: str
-    key: Literal["request", "session", "tenant"] = "request"
-    arms: tuple[Arm, ...] = Field(min_length=2)
-
-    @model_validator(mode="after")
-    def _check(self) -> Experiment:
-        if len({arm.name for arm in self.arms}) != len(self.arms):
-            raise ValueError(f"experiment {self.name}: two arms share a name")
-        if not any(arm.weight for arm in self.arms):
-            raise ValueError(f"experiment {self.name}: every weight is 0")
-        return self
 
 
 class GatewayConfig(_Section):

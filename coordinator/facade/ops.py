@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import pdserve
+from coordinator.facade.experiments_http import add_experiments
 from coordinator.facade.http_errors import json_response, request_id_header
 from coordinator.facade.intake import Intake
 from coordinator.facade.ports import Ops
@@ -20,7 +21,7 @@ LATEST_S = 9e12
 
 
 def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
-    """Health and version need no key, metrics any, fleet and usage an admin's."""
+    """Health and version need no key, metrics any; fleet, experiments and usage an admin's."""
 
     @app.get("/health/live")
     async def live(request: Request) -> Response:
@@ -70,6 +71,8 @@ def _add_fleet(app: FastAPI, intake: Intake, ops: Ops) -> None:
         require_admin(request)
         state = await ops.drain(worker_id, _seconds(deadline_s))
         return json_response(state, request_id_header(request))
+
+    add_experiments(app, require_admin, ops)
 
     @app.get("/usage")
     async def usage(

@@ -68,6 +68,18 @@ class Ops(Protocol):
     def request(self, request_id: str) -> dict[str, Any]:
         """The timeline of one request that ended, as JSON. Raises RejectedError NOT_FOUND."""
 
+    def experiments(self) -> list[dict[str, Any]]:
+        """Each model's running or last experiment, as JSON."""
+
+    def experiment(self, model: str) -> dict[str, Any]:
+        """With its slots. Raises RejectedError."""
+
+    def start_experiment(self, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """From the fields of its configuration. Raises RejectedError."""
+
+    def stop_experiment(self, model: str) -> dict[str, Any]:
+        """Raises RejectedError."""
+
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         """Has a worker take nothing new, and answers, as JSON, when it has ended its work or the
         deadline passed. Raises PdserveError."""

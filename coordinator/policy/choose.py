@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from coordinator.policy.candidates import Candidates
 from coordinator.policy.decide import decide
-from coordinator.policy.experiment import assign
 from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot
 from pdserve.errors import ErrorReason, RejectedError
 from pdserve.types import Fallback, Mode
@@ -41,9 +40,9 @@ def _wanted(policy: ModelPolicy, facts: RequestFacts) -> tuple[Mode, str, str]:
         return Mode.COLOCATED, "", f"{Mode.COLOCATED}: {facts.colocated_because}"
     if facts.asked is not None:
         return facts.asked, "", f"{facts.asked}: asked for by the request"
-    if policy.arms:
-        arm = assign(policy.experiment, policy.arms, facts.sticky_key)
-        return arm.mode, arm.name, f"{arm.mode}: experiment {policy.experiment}, arm {arm.name}"
+    if policy.arm:
+        why = f"experiment {policy.experiment}, arm {policy.arm}"
+        return policy.mode, policy.arm, f"{policy.mode}: {why}"
     return policy.mode, "", f"{policy.mode}: set for the model"
 
 

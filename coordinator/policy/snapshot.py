@@ -54,27 +54,19 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmPolicy:
-    name: str
-    mode: Mode
-    weight: float
-
-
-@dataclass(frozen=True, slots=True)
 class ModelPolicy:
     """A model's routing configuration. `transport` is the one KV transport that is allowed, None
-    allows all; `experiment` names the split, sticky by `sticky`; without arms there is no
-    experiment. `prefill_balance` and `decode_balance` name balance policies, `decider` what
-    `auto` goes by; the targets, in seconds, are what it weighs latencies by: the first token may
-    come `ttft_target_token_s` later for each prompt token."""
+    allows all; `experiment` and `arm` name the experiment's arm whose policy it is.
+    `prefill_balance` and `decode_balance` name balance policies, `decider` what `auto` goes by; the
+    targets, in seconds, are what it weighs latencies by: the first token may come
+    `ttft_target_token_s` later for each prompt token."""
 
     mode: Mode = Mode.COLOCATED
     min_prefill_tokens: int = 512
     fallback: Fallback = Fallback.COLOCATE
     transport: str | None = None
     experiment: str = ""
-    sticky: Literal["request", "session", "tenant"] = "request"
-    arms: tuple[ArmPolicy, ...] = ()
+    arm: str = ""
     prefill_balance: str = "prefix-aware"
     decode_balance: str = "prefix-aware"
     decider: Literal["threshold", "estimate"] = "threshold"
@@ -99,7 +91,6 @@ class RequestFacts:
     prompt_tokens: int
     asked: Mode | None = None
     colocated_because: str = ""
-    sticky_key: str = ""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     failed_prefill: frozenset[str] = frozenset()
     failed_decode: frozenset[str] = frozenset()

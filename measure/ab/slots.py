@@ -6,10 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pdserve.types import Mode
 
 Quantiles = tuple[float, float, float]
 """50th, 90th and 99th percentile."""
+
+
+def quantiles(seconds: npt.ArrayLike) -> Quantiles | None:
+    """None of nothing."""
+    values = np.asarray(seconds, dtype=np.float64)
+    if not values.size:
+        return None
+    p50, p90, p99 = np.percentile(values, (50, 90, 99))
+    return float(p50), float(p90), float(p99)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator import catalog
 from coordinator.dispatch import Dispatcher
+from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller, KeyRing
@@ -86,7 +87,10 @@ class Cluster:
         metrics = CoordinatorMetrics(CollectorRegistry())
         self.gateway = Gateway(config.gateway, _CALLER_KEYS, self.models, self.fleet, metrics)
         self.observer = Observer(metrics)
-        self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
+        experiments = Experiments(self.models, self.fleet, metrics)
+        self.dispatcher = Dispatcher(
+            self.models, self.fleet, self.gateway, self.observer, experiments
+        )
         self._caller: Caller = self.gateway.authenticate(None)
         self._prover = Prover(self.fleet, self.models, lambda _: None, lambda: None)
 

@@ -64,7 +64,8 @@ class Setup:
 @dataclass(slots=True)
 class Seen:
     """What was measured; a failed or refused request has no times. Seconds. `prompt_tokens`,
-    `ttft_s` and `tpot_s` are of the same requests, in the order in which they ended.
+    `answer_tokens`, `ttft_s` and `tpot_s` are of the same requests, in the order in which they
+    ended.
 
     Of tokens that an engine made together, `gaps_s` has the mean, and `gaps` how many they are.
     """
@@ -73,6 +74,7 @@ class Seen:
     failures: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     prompt_tokens: array[int] = field(default_factory=lambda: array("l"))
+    answer_tokens: array[int] = field(default_factory=lambda: array("l"))
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
@@ -108,19 +110,20 @@ class Summary:
     gpu_hours: float
 
 
-def simulate(arrivals: list[Arrival], setup: Setup) -> Seen:
-    """Serves all arrivals to their end. Raises ValueError where the model does not fit."""
+def simulate(arrivals: list[Arrival], setup: Setup, washout_s: float = 0.0) -> Seen:
+    """Serves all arrivals to their end; what comes in the first `washout_s` is not in what was
+    seen. Raises ValueError where the model does not fit."""
     with error_logs():
         # A simulation makes much garbage and few cycles of it.
         thresholds = gc.get_threshold()
         gc.set_threshold(100_000, 50, 100)
         try:
-            return virtual_time.run(_run(arrivals, setup), _LONGEST_S)
+            return virtual_time.run(_run(arrivals, setup, washout_s), _LONGEST_S)
         finally:
             gc.set_threshold(*thresholds)
 
 
-async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
+async def _run(arrivals: list[Arrival], setup: Setup, washout_s: float) -> Seen:
     cluster = Cluster(
         _specs(setup),
         # Nobody is refused: what comes too late is served too, and counted.
@@ -139,7 +142,8 @@ async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
         GatewayConfig(max_queued=1_000_000),
         setup.model.context_length,
     )
-    seen = Seen(asked=len(arrivals))
+    seen, unseen = Seen(), Seen()
+    seen.asked = sum(arrival.at_s >= washout_s for arrival in arrivals)
     loop = asyncio.get_running_loop()
     async with cluster.running(prove=False):
         await asyncio.sleep(1.0)  # all are met by then
@@ -148,7 +152,8 @@ async def _run(arrivals: list[Arrival], setup: Setup) -> Seen:
             for number, arrival in enumerate(arrivals):
                 if (wait_s := began + arrival.at_s - loop.time()) > 0:
                     await asyncio.sleep(wait_s)
-                tasks.create_task(_ask(cluster, arrival, number, seen))
+                whose = seen if arrival.at_s >= washout_s else unseen
+                tasks.create_task(_ask(cluster, arrival, number, whose))
         seen.duration_s = loop.time() - began
         queries = sum(worker.prefix_queries for worker in cluster.workers.values())
         hits = sum(worker.prefix_hits for worker in cluster.workers.values())
@@ -220,6 +225,7 @@ async def _ask(cluster: Cluster, arrival: Arrival, number: int, seen: Seen) -> N
         await stream.aclose()
     seen.modes[stream.route.mode.value] += 1
     seen.prompt_tokens.append(arrival.prompt_tokens)
+    seen.answer_tokens.append(arrival.answer_tokens)
     seen.ttft_s.append(first - record.received)
     seen.tpot_s.append((last - first) / max(1, arrival.answer_tokens - 1))
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.config import Arm, Experiment
+from pdserve.config_experiment import Arm, Experiment
 from pdserve.types import Mode
 from tests.support.asking import (
     ASKS,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from coordinator.timelines import RECENT
-from pdserve.config import Arm, Experiment
+from pdserve.config_experiment import Arm, Experiment
 from pdserve.types import Mode, Role
 from tests.support.sim_fleet import FAST, MODEL, SimFleetWorker, sim_fleet
 

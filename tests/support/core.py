@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from coordinator.catalog import ServedModel, build
 from coordinator.dispatch import Dispatcher
+from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller, KeyRing
@@ -110,9 +111,14 @@ class Core:
             config.gateway, KeyRing.open_to_all(), self.models, self.fleet, self.metrics
         )
         self.timelines = Timelines()
-        self.observer = Observer(self.metrics, [self.timelines])
-        self.dispatcher = Dispatcher(self.models, self.fleet, self.gateway, self.observer)
-        self.ops = Ops(self.models, self.fleet, self.gateway, self.metrics, self.timelines)
+        self.experiments = Experiments(self.models, self.fleet, self.metrics, config.experiments)
+        self.observer = Observer(self.metrics, [self.timelines, self.experiments])
+        self.dispatcher = Dispatcher(
+            self.models, self.fleet, self.gateway, self.observer, self.experiments
+        )
+        self.ops = Ops(
+            self.models, self.fleet, self.gateway, self.metrics, self.timelines, self.experiments
+        )
         self.prover = Prover(self.fleet, self.models, self.reports.append, self._count_round)
 
     def _count_round(self) -> None:
@@ -186,6 +192,7 @@ def _fresh_loggers() -> Iterator[None]:
         for logger in (
             "coordinator.observer.access_log",
             "coordinator.climb.log",
+            "coordinator.experiments.log",
             "coordinator.fleet.log",
             "coordinator.worker.log",
             "coordinator.proving.log",

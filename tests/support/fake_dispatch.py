@@ -179,6 +179,18 @@ class FakeOps:
     def request(self, request_id: str) -> dict[str, Any]:
         return {"request_id": request_id}
 
+    def experiments(self) -> list[dict[str, Any]]:
+        return [{"model": "tiny"}]
+
+    def experiment(self, model: str) -> dict[str, Any]:
+        return {"model": model}
+
+    def start_experiment(self, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": model, **asked}
+
+    def stop_experiment(self, model: str) -> dict[str, Any]:
+        return {"model": model, "running": False}
+
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         self.drained.append((worker_id, deadline_s))
         return {"worker": worker_id, "unfinished": 0}

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from coordinator.catalog import build
 from coordinator.dispatch import Dispatcher
 from coordinator.duties import Duties, elastic_models
+from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import KeyRing
@@ -168,9 +169,10 @@ class LocalFleet:
             config.gateway, KeyRing.open_to_all(), served, self.fleet, self.metrics
         )
         timelines = Timelines()
-        observer = Observer(self.metrics, [timelines])
-        self.dispatcher = Dispatcher(served, self.fleet, self.gateway, observer)
-        self.ops = Ops(served, self.fleet, self.gateway, self.metrics, timelines)
+        experiments = Experiments(served, self.fleet, self.metrics, config.experiments)
+        observer = Observer(self.metrics, [timelines, experiments])
+        self.dispatcher = Dispatcher(served, self.fleet, self.gateway, observer, experiments)
+        self.ops = Ops(served, self.fleet, self.gateway, self.metrics, timelines, experiments)
         self.prover = Prover(self.fleet, served, lambda _: None, lambda: None)
         self.duties = Duties(self.fleet, elastic_models(config))
         self.records: list[RequestRecord] = []

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.catalog import build
 from coordinator.dispatch import Dispatcher
+from coordinator.experiments import Experiments
 from coordinator.facade.grpc_service import InferenceServicer
 from coordinator.facade.http import build_app
 from coordinator.fleet import Fleet
@@ -35,7 +36,8 @@ from coordinator.worker_client import GrpcWorkerClient
 from decode_svc.service import DecodeService
 from pdserve.channel import channel
 from pdserve.clock import RealClock
-from pdserve.config import CoordinatorConfig, Experiment, Listen, ModelConfig, SimConfig
+from pdserve.config import CoordinatorConfig, Listen, ModelConfig, SimConfig
+from pdserve.config_experiment import Experiment
 from pdserve.engine.base import StepStats
 from pdserve.engine.sim import SimEngine
 from pdserve.handle import seal_key
@@ -189,11 +191,13 @@ class SimCoordinator:
         )
         self.gateway = Gateway(config.gateway, KeyRing.open_to_all(), models, self.fleet, metrics)
         timelines = Timelines()
+        experiments = Experiments(models, self.fleet, metrics, config.experiments)
         spans = [] if tracer is None else [Spans(tracer)]
-        observer = Observer(metrics, [*listeners, timelines, *spans])
-        traces = tracer is not None
-        dispatcher = Dispatcher(models, self.fleet, self.gateway, observer, traces=traces)
-        self.ops = Ops(models, self.fleet, self.gateway, metrics, timelines)
+        observer = Observer(metrics, [*listeners, timelines, experiments, *spans])
+        dispatcher = Dispatcher(
+            models, self.fleet, self.gateway, observer, experiments, traces=tracer is not None
+        )
+        self.ops = Ops(models, self.fleet, self.gateway, metrics, timelines, experiments)
         self._after_round = asyncio.Event()
         self._prover = Prover(self.fleet, models, lambda _: None, self._told)
         app = build_app(dispatcher, self.gateway, observer, self.ops)

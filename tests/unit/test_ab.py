@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measure.ab import evidence, synthetic
+from measure.ab.demo import slot_of
 from measure.ab.evidence import Interval, interval, times_as_many
 from measure.ab.report import Comparison, compare
 from measure.ab.slots import Arm, Experiment, Slot, experiment
 from measure.ab.words import render
+from measure.bench.answer import Answer
+from measure.bench.summary import Targets
 from pdserve.types import Mode
 
 differences = st.lists(st.floats(-1, 1), min_size=1, max_size=30)
@@ -264,3 +267,18 @@ def test_a_report_shows_verdict_capacity_and_intervals() -> None:
     assert "share the queues" in text
     assert "| SLO attainment, % | 50.00 | 90.00 | +40.0 points |" in text
     assert isfinite(found.goodput.change.low)
+
+
+# Real workers.
+
+
+def test_a_slot_is_what_clients_saw_of_it() -> None:
+    quick = Answer(100, first_s=0.5, end_s=1.5, gaps_s=[0.25] * 4, answer_tokens=5)
+    late = Answer(200, first_s=8.0, end_s=8.0, answer_tokens=1)
+    failed = Answer(300, failure="HTTP 503")
+    found = slot_of(3, "auto", [quick, late, failed], Targets(6.0, 0.3), 8.0)
+    assert (found.block, found.arm, found.asked, found.good) == (3, "auto", 3, 1)
+    assert (found.good_tokens, found.seconds) == (105, 8.0)
+    assert found.ttft_s == pytest.approx((4.25, 7.25, 7.925))
+    assert found.itl_s == (0.25, 0.25, 0.25)
+    assert slot_of(3, "auto", [failed], Targets(6.0, 0.3), 8.0).ttft_s is None

@@ -13,7 +13,8 @@ import pytest
 from coordinator.defaults import Defaults
 from coordinator.lifecycle import State
 from pdserve.chat import ChatMessage
-from pdserve.config import Arm, Experiment, GatewayConfig, ModelConfig
+from pdserve.config import GatewayConfig, ModelConfig
+from pdserve.config_experiment import Arm, Experiment
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError, RejectedError
 from pdserve.types import (
     ChatPrompt,

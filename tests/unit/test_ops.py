@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.ops import RouteStatus
 from coordinator.policy.health import WorkerState
-from pdserve.config import Arm, Experiment, GatewayConfig
+from pdserve.config import GatewayConfig
+from pdserve.config_experiment import Arm, Experiment
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import Fallback, Load, Mode, Role, WorkerInfo
 from tests.support.core import Core, running

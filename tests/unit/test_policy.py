@@ -1,4 +1,4 @@
-"""The decision, branch by branch; the split of an experiment; the memory of prefixes."""
+"""The decision, branch by branch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.policy.candidates import MAX_PREFILL_WORKERS
 from coordinator.policy.choose import choose
-from coordinator.policy.experiment import assign
 from coordinator.policy.snapshot import (
-    ArmPolicy,
     ModelPolicy,
     Plan,
     RequestFacts,
@@ -27,9 +25,7 @@ COLOCATED = ModelPolicy(mode=Mode.COLOCATED)
 DISAGGREGATED = ModelPolicy(mode=Mode.DISAGGREGATED)
 AUTO = ModelPolicy(mode=Mode.AUTO, decider="threshold", min_prefill_tokens=512)
 STRICT = ModelPolicy(mode=Mode.DISAGGREGATED, fallback=Fallback.FAIL)
-ONE_ARM = replace(
-    COLOCATED, experiment="split", arms=(ArmPolicy("split-arm", Mode.DISAGGREGATED, 1.0),)
-)
+ONE_ARM = replace(DISAGGREGATED, experiment="split", arm="split-arm")
 SHORT = RequestFacts(prompt_tokens=100)
 LONG = RequestFacts(prompt_tokens=2000)
 
@@ -340,43 +336,3 @@ def test_a_plan_names_only_workers_that_may_be_used(
         assert plan.transport == pairs[plan.prefill, plan.decode][0]
         assert plan.decode not in full_decode
         assert len(failed_prefill) < MAX_PREFILL_WORKERS
-
-
-# Experiments.
-
-ARMS = (
-    ArmPolicy("a", Mode.COLOCATED, 1.0),
-    ArmPolicy("b", Mode.DISAGGREGATED, 2.0),
-    ArmPolicy("c", Mode.AUTO, 5.0),
-)
-KEYS = [f"user-{number}" for number in range(4000)]
-
-
-def test_arms_get_their_share() -> None:
-    met = Counter(assign("share", ARMS, key).name for key in KEYS)
-    total = sum(arm.weight for arm in ARMS)
-    expected = {arm.name: len(KEYS) * arm.weight / total for arm in ARMS}
-    chi_square = sum((met[name] - want) ** 2 / want for name, want in expected.items())
-    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
-
-
-@given(st.text())
-def test_a_key_always_meets_the_same_arm(key: str) -> None:
-    assert assign("stable", ARMS, key) is assign("stable", ARMS, key)
-
-
-def test_the_split_is_part_of_the_contract() -> None:
-    """A new version must not move running users to the other arm."""
-    assert [assign("stable", ARMS, key).name for key in KEYS[:10]] == list("ccbccbcacc")
-
-
-def test_experiments_split_independently() -> None:
-    both = Counter((assign("one", ARMS, key).name, assign("two", ARMS, key).name) for key in KEYS)
-    same = sum(count for (one, two), count in both.items() if one == two)
-    assert same / len(KEYS) == pytest.approx((1 + 4 + 25) / 64, abs=0.03)
-
-
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_an_arm_of_weight_0_gets_nothing(position: int) -> None:
-    arms = tuple(replace(arm, weight=0.0) if i == position else arm for i, arm in enumerate(ARMS))
-    assert arms[position].name not in {assign("zero", arms, key).name for key in KEYS}

@@ -25,6 +25,10 @@ ADMINS_ALONE = (
     ("GET", "/fleet/requests/r1"),
     ("GET", "/usage"),
     ("PUT", DRAIN_PATH),
+    ("GET", "/experiments"),
+    ("GET", "/experiments/tiny"),
+    ("PUT", "/experiments/tiny"),
+    ("DELETE", "/experiments/tiny"),
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -79,6 +83,27 @@ async def test_usage_is_of_a_time(facade: HttpFacade) -> None:
         assert_error(refused, 400, "invalid_argument", "since")
 
 
+async def test_experiments_are_started_told_and_stopped(facade: HttpFacade) -> None:
+    path, client = "/experiments/org%2Ftiny", facade.client
+    started = await client.put(path, json={"name": "split"})
+    assert (started.status_code, started.json()) == (200, {"model": "org/tiny", "name": "split"})
+    assert (await client.get(path)).json() == {"model": "org/tiny"}
+    assert (await client.get("/experiments")).json() == {"experiments": [{"model": "tiny"}]}
+    assert (await client.delete(path)).json() == {"model": "org/tiny", "running": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(b"[1]", "application/json"), (b"{", "application/json"), (b"{}", "text/x")]
+)
+async def test_an_experiment_that_is_no_object_is_refused(
+    facade: HttpFacade, body: bytes, kind: str
+) -> None:
+    refused = await facade.client.put(
+        "/experiments/tiny", content=body, headers={"content-type": kind}
+    )
+    assert_error(refused, 400, "invalid_argument", None)
+
+
 async def test_openapi_document_describes_the_bodies(facade: HttpFacade) -> None:
     document = (await facade.client.get("/openapi.json")).json()
     post = document["paths"][CHAT_PATH]["post"]
@@ -97,7 +122,7 @@ async def test_keys() -> None:
 
         async def ask(method: str, path: str, key: str | None, **more: str) -> httpx.Response:
             headers = {**more} if key is None else {"authorization": f"Bearer {key}", **more}
-            body = CHAT if method == "POST" else None
+            body = None if method == "GET" else CHAT
             return await facade.client.request(method, path, json=body, headers=headers)
 
         for method, path in (
