@@ -25,6 +25,7 @@ from coordinator.policy.health import WorkerState
 from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.ticket import Priority
 from coordinator.timelines import RECENT, SLOWEST, Timelines
+from coordinator.traffic import traffic
 from pdserve.config_experiment import Experiment
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import Fallback, Mode, Role
@@ -264,6 +265,15 @@ class Ops:
         return {
             "recent": [asdict(it) for it in self._timelines.recent(SHOWN)],
             "slowest": [asdict(it) for it in self._timelines.slowest()],
+        }
+
+    def dashboard(self) -> dict[str, Any]:
+        """All that the dashboard shows."""
+        return {
+            "fleet": self.fleet(),
+            "requests": self.requests(),
+            "experiments": self.experiments(),
+            "traffic": traffic(self._metrics.registry),
         }
 
     def request(self, request_id: str) -> dict[str, Any]:

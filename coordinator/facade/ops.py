@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import pdserve
+from coordinator.facade.dashboard import add_dashboard
 from coordinator.facade.experiments_http import add_experiments
 from coordinator.facade.http_errors import json_response, request_id_header
 from coordinator.facade.intake import Intake
@@ -81,6 +82,8 @@ def _add_fleet(app: FastAPI, intake: Intake, ops: Ops) -> None:
         require_admin(request)
         told = await ops.usage(by, _moment(since, "since"), _moment(until, "until"))
         return json_response(told, request_id_header(request))
+
+    add_dashboard(app, require_admin, ops)
 
 
 def _moment(text: str, param: str) -> float:

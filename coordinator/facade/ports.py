@@ -80,6 +80,10 @@ class Ops(Protocol):
     def stop_experiment(self, model: str) -> dict[str, Any]:
         """Raises RejectedError."""
 
+    def dashboard(self) -> dict[str, Any]:
+        """The fleet, the requests that ended, experiments, and what went through since the start,
+        as JSON."""
+
     async def drain(self, worker_id: str, deadline_s: float) -> dict[str, Any]:
         """Has a worker take nothing new, and answers, as JSON, when it has ended its work or the
         deadline passed. Raises PdserveError."""

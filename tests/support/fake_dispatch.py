@@ -176,6 +176,15 @@ class FakeOps:
     def requests(self) -> dict[str, Any]:
         return {"recent": [], "slowest": []}
 
+    def dashboard(self) -> dict[str, Any]:
+        nothing = {"bounds": [], "modes": {}}
+        return {
+            "fleet": {"ready": True, "workers": [], "pairs": [], "requests": {}},
+            "requests": self.requests(),
+            "experiments": [],
+            "traffic": {"requests": [], "ttft": nothing, "itl": nothing},
+        }
+
     def request(self, request_id: str) -> dict[str, Any]:
         return {"request_id": request_id}
 

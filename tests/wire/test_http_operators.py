@@ -23,6 +23,7 @@ ADMINS_ALONE = (
     ("GET", "/fleet"),
     ("GET", "/fleet/requests"),
     ("GET", "/fleet/requests/r1"),
+    ("GET", "/dashboard/data"),
     ("GET", "/usage"),
     ("PUT", DRAIN_PATH),
     ("GET", "/experiments"),
