@@ -6,6 +6,7 @@ import typer
 
 from cli import (
     ab,
+    ab_simulate,
     chat,
     config,
     drain,
@@ -38,6 +39,7 @@ app.command("trace")(trace.trace)
 app.command("usage")(usage.usage)
 app.command("drain")(drain.drain)
 app.command("config")(config.config)
+ab.app.command("simulate")(ab_simulate.simulate)
 app.add_typer(ab.app, name="ab")
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
