@@ -136,8 +136,8 @@ async def test_a_dead_engine_fails_its_sequences_and_ends_the_worker(
     engines: list[SimEngine] = []
 
     class Recorded(SimEngine):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
             engines.append(self)
 
     monkeypatch.setattr(worker_module, "SimEngine", Recorded)
