@@ -134,7 +134,7 @@ def test_a_request_without_a_caller_begins_a_trace() -> None:
     assert first.place is not None
     assert first.place.parent_id == ""
     assert first.trace_id == first.place.trace_id != second.trace_id
-    twin = first.twin("r-1")
+    twin = first.twin("r-1", counts_prompt=True)
     assert twin.place is not None
     assert (twin.place.trace_id, twin.place.parent_id) == (first.trace_id, "")
     assert twin.place.span_id != first.place.span_id
