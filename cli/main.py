@@ -7,6 +7,7 @@ import typer
 from cli import (
     ab,
     ab_simulate,
+    bench,
     chat,
     config,
     drain,
@@ -49,6 +50,7 @@ app.command("decode", help="Runs a worker that writes answers.")(service.worker)
 app.command("worker")(service.worker)
 app.add_typer(simulate.app, name="simulate")
 app.command("eval")(eval.evaluate)
+app.command("bench")(bench.bench)
 app.command("plan")(plan.plan)
 app.command("version")(version.version)
 

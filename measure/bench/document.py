@@ -6,8 +6,6 @@ rates in requests a second.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from measure.plan.sizing import Measured
@@ -51,7 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     good: int
     late_p99_s: float
     client_limited: bool
-    broken: Constraint | Literal["failures"] | None
+    broken: Constraint | None
 
     @property
     def goodput(self) -> float:
@@ -64,7 +62,7 @@ class Saturation(msgspec.Struct, frozen=True):
     the limit, it is a lower bound."""
 
     rate: float
-    constraint: Constraint | Literal["failures"] | None
+    constraint: Constraint | None
     client_limited: bool
 
 
@@ -125,11 +123,10 @@ def capacities(data: bytes, gpus: int) -> dict[str, Measured]:
         runs = [*target.runs, *target.search]
         requests = sum(run.requests for run in runs)
         tokens = sum(run.prompt_tokens + run.answer_tokens for run in runs)
-        broken = target.saturation.constraint
         found[target.name] = Measured(
             target.saturation.rate,
             gpus,
-            None if broken == "failures" else broken,
+            target.saturation.constraint,
             tokens / requests if requests else None,
         )
     return found

@@ -24,6 +24,7 @@ class Constraint(StrEnum):
     TTFT = "time to first token"
     ITL = "inter-token latency"
     KV = "KV cache"
+    FAILURES = "failed requests"
 
 
 @dataclass(frozen=True, slots=True)

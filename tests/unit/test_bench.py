@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean, pvariance
 
 import httpx
 import pytest
 
+from measure.bench import targets
 from measure.bench.answer import Answer, ask
+from measure.bench.arrivals import gamma, replayed
+from measure.bench.document import (
+    SCHEMA,
+    Document,
+    DocumentError,
+    Saturation,
+    capacities,
+    decode,
+    encode,
+)
+from measure.bench.document import Slo as StoredSlo
+from measure.bench.document import Target as DocumentTarget
+from measure.bench.drive import Target
+from measure.bench.judge import judge
 from measure.bench.modes import Mix, arrivals
 from measure.bench.summary import Percentiles, Targets, summarise
+from measure.bench.targets import Load
+from measure.plan.sizing import Measured
+from measure.plan.slo import Constraint, Slo
+from measure.processes import BenchError
+from measure.simulation.traces import Arrival
 
 ROLE = 'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 WORD = 'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -94,3 +117,109 @@ def test_a_mix_has_both_kinds_at_their_rates() -> None:
     assert [arrival.at_s for arrival in coming] == sorted(arrival.at_s for arrival in coming)
     assert coming == arrivals(mix, 1_000.0, seed=1)
     assert not [a for a in arrivals(Mix("chats", 2.0), 100.0, 1) if a.prompt_tokens >= 1_200]
+
+
+def slo(ttft_s: float = 1.0, itl_s: float = 0.2) -> Slo:
+    return Slo(ttft_s, itl_s)
+
+
+def answered(first_s: float, *, late_s: float = 0.0, failure: str = "") -> Answer:
+    gaps_s = [0.1, 0.1]
+    return Answer(10, late_s, first_s, first_s + 0.2, gaps_s, 3, "", failure)
+
+
+def test_what_was_due_in_the_warm_up_counts_for_nothing() -> None:
+    run = judge([0.5, 2.0, 3.0], [answered(9.0), answered(0.5), answered(0.7)], 5.0, 1.0, slo())
+    assert (run.requests, run.offered, run.good) == (2, 0.5, 2)
+    assert run.ttft_s is not None
+    assert run.ttft_s.p50 == pytest.approx(0.6)
+    assert run.duration_s == 4.0
+    assert run.goodput == 0.5
+    assert run.broken is None
+
+
+def test_what_breaks_the_slo_is_said() -> None:
+    def broken(*answers: Answer, within: Slo) -> object:
+        return judge([1.0] * len(answers), answers, 2.0, 0.0, within).broken
+
+    assert broken(answered(2.0), within=slo()) is Constraint.TTFT
+    assert broken(answered(0.5), within=slo(itl_s=0.05)) is Constraint.ITL
+    assert (
+        broken(answered(0.5), answered(0.0, failure="HTTP 503"), within=slo())
+        is Constraint.FAILURES
+    )
+
+
+def test_a_client_that_sends_late_is_told_as_the_limit() -> None:
+    assert judge([1.0], [answered(0.5, late_s=0.06)], 2.0, 0.0, slo()).client_limited
+    assert not judge([1.0], [answered(0.5, late_s=0.04)], 2.0, 0.0, slo()).client_limited
+
+
+@pytest.mark.parametrize("burstiness", [1.0, 4.0])
+def test_arrivals_have_their_rate_and_burstiness(burstiness: float) -> None:
+    coming = gamma(burstiness, (10, 20), (5, 5))(10.0, 1_000.0, 1)
+    gaps = [after.at_s - before.at_s for before, after in pairwise(coming)]
+    mean = fmean(gaps)
+    assert mean == pytest.approx(0.1, rel=0.05)
+    assert pvariance(gaps) / mean**2 == pytest.approx(burstiness, rel=0.15)
+    assert {arrival.answer_tokens for arrival in coming} == {5}
+
+
+def test_a_trace_is_played_at_the_asked_rate() -> None:
+    trace = [Arrival(float(number), 10, 5) for number in range(1, 101)]
+    coming = replayed(trace)(10.0, 5.05, 0)
+    assert len(coming) == 50
+    assert coming[0].at_s == pytest.approx(0.1)
+
+
+def document(saturation: Saturation | None) -> Document:
+    run = judge([1.0, 1.5], [answered(0.5), answered(0.5)], 2.0, 0.0, slo())
+    target = DocumentTarget("one", "http://one", "m", [run], [], saturation)
+    return Document(SCHEMA, "now", "here", "pdserve bench", "poisson", StoredSlo(1, 1), 0, [target])
+
+
+def test_a_plan_reads_what_was_measured() -> None:
+    data = encode(document(Saturation(4.0, Constraint.TTFT, client_limited=False)))
+    assert decode(data).targets[0].runs[0].requests == 2
+    # Ten prompt tokens and three of the answer.
+    assert capacities(data, 2) == {"one": Measured(4.0, 2, Constraint.TTFT, 13.0)}
+
+
+def test_a_file_of_another_kind_is_refused() -> None:
+    with pytest.raises(DocumentError, match="no file of pdserve bench"):
+        decode(b"{}")
+    other = encode(document(None)).replace(SCHEMA.encode(), b"pdserve-bench/0")
+    with pytest.raises(DocumentError, match="schema"):
+        decode(other)
+    with pytest.raises(DocumentError, match="not looked for"):
+        capacities(encode(document(None)), 1)
+
+
+def test_targets_take_turns_and_saturate_where_they_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that answers in 10 ms times the rate squared: 1 s is reached at 10 a second."""
+    order: list[str] = []
+
+    async def served(target: Target, coming: Sequence[Arrival], _: int) -> list[Answer]:
+        order.append(target.name)
+        rate = len(coming) / 20.0
+        slow = 4.0 if target.name == "slow" else 1.0
+        return [answered(0.01 * slow * rate**2) for _ in coming]
+
+    monkeypatch.setattr(targets, "drive", served)
+
+    def even(rate: float, seconds: float, _: int) -> list[Arrival]:
+        return [Arrival(number / rate, 10, 3) for number in range(int(rate * seconds))]
+
+    load = Load(even, 4.0, 20.0, 0.0, slo())
+    two = [Target("fast", "", ""), Target("slow", "", "")]
+    fast, slow = targets.measure(two, load, 2, saturate=True, report=lambda _: None)
+    assert order[:4] == ["fast", "slow", "slow", "fast"]
+    assert fast.saturation is not None
+    assert slow.saturation is not None
+    assert fast.saturation.rate == pytest.approx(10.0, rel=0.04)
+    assert slow.saturation.rate == pytest.approx(5.0, rel=0.04)
+    assert slow.saturation.constraint is Constraint.TTFT
+    with pytest.raises(BenchError, match="nothing is due"):
+        targets.measure(two, replace(load, warm_up_s=30.0), 1, saturate=False, report=print)

@@ -1,0 +1,155 @@
+"""`pdserve bench`"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.failure import CliError
+from cli.options import DEFAULT_URL, Key
+
+if TYPE_CHECKING:
+    from measure.bench.arrivals import Arrivals
+    from measure.bench.document import Target as Stored
+    from measure.bench.drive import Target
+    from measure.bench.targets import Measured
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Option("--target", metavar="NAME=URL", help="What is measured; several take turns."),
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header", metavar="NAME=HEADER:VALUE", help="A header of every request to a target."
+    ),
+]
+Traffic = Annotated[
+    str, typer.Option(metavar="poisson|bursty|FILE", help="How requests come; or a trace.")
+]
+Lengths = Annotated[str, typer.Option(metavar="FROM-TO", help="In tokens; not of a trace.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Of each run, warm-up included.")]
+WarmUp = Annotated[float, typer.Option(min=0, help="Seconds that count for nothing.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Runs of each target at the asked rate.")]
+Saturate = Annotated[
+    bool, typer.Option("--saturate", help="Looks for the highest rate within the SLO, too.")
+]
+Output = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="All figures.")]
+
+
+def bench(  # noqa: PLR0913  (one option each)
+    *,
+    target: Targets = None,
+    header: Headers = None,
+    model: Annotated[str | None, typer.Option(help="Default: the first that is served.")] = None,
+    key: Key = None,
+    traffic: Traffic = "poisson",
+    rate: Annotated[str, typer.Option(metavar="N/UNIT", help="Like 2/s or 50/min.")] = "1/s",
+    prompt_tokens: Lengths = "50-200",
+    answer_tokens: Lengths = "20-100",
+    seconds: Seconds = 60.0,
+    warm_up: WarmUp = 5.0,
+    rounds: Rounds = 1,
+    ttft_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of the first token.")] = "2s",
+    itl_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of those after it.")] = "50ms",
+    saturate: Saturate = False,
+    output: Output = None,
+) -> None:
+    """Open-loop load on any OpenAI-compatible server: latencies, goodput, saturation."""
+    from rich.console import Console
+
+    from cli.bench_table import picture
+    from cli.quantities import duration
+    from cli.quantities import rate as rate_of
+    from measure import machine
+    from measure.bench.document import SCHEMA, Document, encode
+    from measure.bench.document import Slo as StoredSlo
+    from measure.bench.targets import Load, measure
+    from measure.plan.slo import Slo
+    from measure.processes import BenchError
+
+    targets = _targets(target or [f"pdserve={DEFAULT_URL}"], header or [], model, key)
+    slo = Slo(duration(ttft_p99), duration(itl_p99))
+    arrivals = _arrivals(traffic, _lengths(prompt_tokens), _lengths(answer_tokens))
+    load = Load(arrivals, rate_of(rate), seconds, warm_up, slo)
+    console = Console(stderr=True)
+    try:
+        with console.status("starting") as status:
+            found = measure(targets, load, rounds, saturate=saturate, report=status.update)
+    except BenchError as error:
+        raise CliError(str(error)) from None
+    Console().print(picture(found))
+    if output is not None:
+        command = shlex.join(("pdserve", *sys.argv[1:]))
+        document = Document(
+            SCHEMA,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            machine.describe(("httpx",)),
+            command,
+            traffic,
+            StoredSlo(slo.ttft_p99_s, slo.itl_p99_s),
+            warm_up,
+            [_stored(one) for one in found],
+        )
+        output.write_bytes(encode(document))
+
+
+def _stored(one: Measured) -> Stored:
+    from measure.bench.document import Target as Stored
+
+    it = one.target
+    return Stored(it.name, it.url, it.model, one.runs, one.search, one.saturation)
+
+
+def _lengths(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    if low.isdecimal() and (high or low).isdecimal() and 0 < int(low) <= int(high or low):
+        return int(low), int(high or low)
+    raise CliError(f"{text!r} is no range of tokens, like 50-200")
+
+
+def _arrivals(traffic: str, prompt: tuple[int, int], answer: tuple[int, int]) -> Arrivals:
+    from cli.traffic import arrivals
+    from measure.bench.arrivals import BURSTINESS, gamma, replayed
+
+    if traffic == "poisson":
+        return gamma(1.0, prompt, answer)
+    if traffic == "bursty":
+        return gamma(BURSTINESS, prompt, answer)
+    coming = arrivals(traffic, 3_600.0, 1.0, 1)
+    if len(coming) < 2 or not coming[-1].at_s:
+        raise CliError(f"{traffic} is too short")
+    return replayed(coming)
+
+
+def _targets(
+    named: list[str], headers: list[str], model: str | None, key: str | None
+) -> list[Target]:
+    """Asks each server for its model, where none is given. Raises CliError."""
+    from cli.http import connect, get_json
+    from measure.bench.drive import Target
+
+    found: dict[str, Target] = {}
+    for text in named:
+        name, _, url = text.partition("=")
+        if not name or not url.startswith("http"):
+            raise CliError(f"--target {text}: NAME=URL is wanted")
+        url = url.removesuffix("/").removesuffix("/v1")
+        serves = model
+        if serves is None:
+            with connect(url, key) as client:
+                serves = get_json(client, "/v1/models")["data"][0]["id"]
+        given = {"authorization": f"Bearer {key}"} if key else {}
+        found[name] = Target(name, url, serves, given)
+    for text in headers:
+        name, _, rest = text.partition("=")
+        field, _, value = rest.partition(":")
+        if name not in found or not field or not value:
+            raise CliError(f"--header {text}: NAME=HEADER:VALUE of a target is wanted")
+        found[name].headers[field] = value.strip()
+    return list(found.values())
