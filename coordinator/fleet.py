@@ -310,10 +310,11 @@ class Fleet:
             if worker.connected:
                 work = load.work - worker.load.work
                 estimator = self.estimators[info.model]
-                estimator.observe_work(worker.pool, work, info.kv_capacity_tokens)
+                believed = estimator.observe_work(worker.pool, work, info.kv_capacity_tokens)
                 worker.reading.go_on(self.clock.now(), 1.0)
-                timings = estimator.estimates.of(worker.pool)
-                worker.reading.add(timings.reading_s(work.prefill_tokens, work.prefill_pairs))
+                if believed:
+                    timings = estimator.estimates.of(worker.pool)
+                    worker.reading.add(timings.reading_s(work.prefill_tokens, work.prefill_pairs))
             worker.report(load)
             if not worker.connected:
                 self._gain(worker, info, session)

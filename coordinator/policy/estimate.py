@@ -23,6 +23,8 @@ REFIT_SHARE = 0.02
 SWEEPS = 200
 SHORTEST_STEP_S = 1e-5
 """No engine makes a step in less, whatever it reports."""
+MOST_TOKENS = 10_000_000
+"""No step reads or writes more, and no sequence is longer."""
 PRIOR_S = 0.02
 """Seconds of observation that the prior counts for."""
 LEARNT_TOKENS = 2_000
@@ -93,8 +95,9 @@ _LARGE_HAND_OVER = (1.0, 1e-3)
 class Fit:
     """Non-negative weights w for which x·w comes near to y, by observations of x and y > 0.
 
-    An observation's error is taken to grow with the root of y, as that of a sum of y / s steps
-    does. `large` are weights that would be large: the prior counts as PRIOR_S seconds with them.
+    An observation's error is taken to grow with the root of y, or of what was expected if that is
+    more, as that of a sum of y / s steps does: none that is far too short weighs more for it.
+    `large` are weights that would be large: the prior counts as PRIOR_S seconds with them.
     """
 
     def __init__(self, prior: tuple[float, ...], large: tuple[float, ...]) -> None:
@@ -109,10 +112,11 @@ class Fit:
     def observe(self, x: tuple[float, ...], y: float) -> bool:
         """Whether the weights were fitted anew."""
         kept = math.exp(-y / MEMORY_S)
+        variance = max(y, sum(w * value for w, value in zip(self.weights, x, strict=True)))
         for i, (row, value) in enumerate(zip(self._products, x, strict=True)):
-            self._sums[i] = self._sums[i] * kept + value
+            self._sums[i] = self._sums[i] * kept + value * y / variance
             for j, other in enumerate(x):
-                row[j] = row[j] * kept + value * other / y
+                row[j] = row[j] * kept + value * other / variance
         self._seen = self._seen * kept + y
         self._new += y
         if self._new < REFIT_SHARE * self._seen:
@@ -164,10 +168,11 @@ class Estimator:
             )
         return self._estimates
 
-    def observe_work(self, pool: str, work: EngineWork, capacity_tokens: int) -> None:
-        """Takes what a worker of the pool, with a cache of that size, did since the last time."""
-        if work.steps <= 0 or work.seconds <= 0:
-            return
+    def observe_work(self, pool: str, work: EngineWork, capacity_tokens: int) -> bool:
+        """Takes what a worker of the pool, with a cache of that size, did since the last time;
+        whether it is believed, for one report of nonsense must not spoil what others taught."""
+        if not _is_possible(work):
+            return False
         known = self._pools.setdefault(pool, _Pool())
         learnt = known.tokens < LEARNT_TOKENS or known.sequences < LEARNT_SEQUENCES
         known.tokens += work.prefill_tokens
@@ -181,9 +186,12 @@ class Estimator:
         )
         if known.fit.observe(x, work.seconds) or learnt:
             self._estimates = None
+        return True
 
     def observe_hand_over(self, num_tokens: int, seconds: float) -> None:
         """Takes the time from a prompt's prefill to the decode worker's first step."""
+        if not seconds <= MEMORY_S:
+            return
         self._hand_overs += 1
         if self._hand_over.observe((1.0, num_tokens), max(seconds, 1e-4)):
             self._estimates = None
@@ -191,6 +199,18 @@ class Estimator:
     def observe_answer(self, num_tokens: int) -> None:
         self._answer_tokens += ANSWER_SHARE * (num_tokens - self._answer_tokens)
         self._estimates = None
+
+
+def _is_possible(work: EngineWork) -> bool:
+    """Whether an engine can have done that since its last report."""
+    return (
+        0 < work.steps <= MEMORY_S / SHORTEST_STEP_S
+        and SHORTEST_STEP_S * work.steps <= work.seconds <= MEMORY_S
+        and 0 <= work.prefill_tokens <= MOST_TOKENS * work.steps
+        and 0 <= work.prefill_pairs <= MOST_TOKENS * work.prefill_tokens
+        and 0 <= work.sequences <= MOST_TOKENS * work.steps
+        and 0 <= work.kv_usage <= work.steps + 1
+    )
 
 
 def _timings(pool: _Pool) -> Timings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -79,11 +80,55 @@ def test_no_weight_is_negative_and_nonsense_is_passed_over() -> None:
     assert min(learnt.step_s, learnt.token_s, learnt.pair_s, learnt.sequence_s) >= 0
 
 
+ABSURD = {
+    "denormal": EngineWork(10, 5e-324, 1_000),
+    "no time": EngineWork(10, 1e-9, 1_000),
+    "far too short": EngineWork(10, 20 * SHORTEST_STEP_S, 100, 100_000, 100, 5.0),
+    "negative": EngineWork(10, -1.0, 1_000),
+    "as long as nobody waits": EngineWork(10, 1e300, 1_000),
+    "long": EngineWork(10, 60.0, 1_000, 10_000, 100, 5.0),
+    "no number": EngineWork(10, math.nan, 1_000),
+    "never over": EngineWork(10, math.inf, 1_000),
+    "more steps than can be": EngineWork(10**30, 0.5, 1_000),
+    "more tokens than can be": EngineWork(10, 0.5, 10**30),
+    "fewer than none": EngineWork(10, 0.5, 100, -(10**9)),
+    "more context than can be": EngineWork(10, 0.5, 100, 100, 100, 1e12),
+}
+
+
+def step_of(timings: Timings) -> float:
+    """Seconds of a step with a prompt's last 200 tokens of 4,000 and 10 answers."""
+    written_s = 10 * timings.sequence_s + 50_000 * timings.context_s
+    return timings.step_s + timings.reading_s(200, 200 * 3_900) + written_s
+
+
+@pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
+def test_one_absurd_report_does_not_spoil_what_was_learnt(absurd: EngineWork) -> None:
+    estimator, random = Estimator(), Random(1)
+    for turn in range(100):
+        estimator.observe_work("decode", work(GPU, random), CAPACITY)
+        if turn == 50:
+            estimator.observe_work("decode", absurd, CAPACITY)
+    learnt = estimator.estimates.of("decode")
+    assert step_of(learnt) == pytest.approx(step_of(GPU), rel=0.1)
+
+
+@pytest.mark.parametrize("absurd", [math.nan, math.inf, 1e300, -1e300, 5e-324])
+def test_one_absurd_hand_over_does_not_spoil_what_was_learnt(absurd: float) -> None:
+    estimator = Estimator()
+    for turn in range(50):
+        estimator.observe_hand_over(1_000, 0.1)
+        if turn == 25:
+            estimator.observe_hand_over(1_000, absurd)
+    hand_over = estimator.estimates.hand_over
+    assert hand_over.base_s + 1_000 * hand_over.token_s == pytest.approx(0.1, rel=0.05)
+
+
 def test_an_engine_that_says_its_steps_take_no_time_is_not_believed() -> None:
     estimator = Estimator()
     for _ in range(50):
-        estimator.observe_work("prefill", EngineWork(10, 1e-9, 1_000), CAPACITY)
-    assert estimator.estimates.of("prefill").step_s == SHORTEST_STEP_S
+        assert not estimator.observe_work("prefill", EngineWork(10, 1e-9, 1_000), CAPACITY)
+    assert estimator.estimates.of("prefill") == Timings()
 
 
 def test_hand_overs_and_answers() -> None:
