@@ -82,11 +82,12 @@ async def _fleet(flags: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
 async def slots(
     targets: Sequence[Target], mix: Mix, rounds: int, seconds: float
 ) -> AsyncIterator[tuple[Target, list[Answer]]]:
-    """Each target in turn, `rounds` times; all get the same requests in a round. A slot ends
-    with its last answer, so nothing is carried over to the next."""
+    """Each target in turn, `rounds` times; all get requests of the same lengths at the same times
+    in a round, of other words: targets on one fleet share its prefix caches. A slot ends with its
+    last answer, so nothing is carried over to the next."""
     for number in range(rounds):
         coming = arrivals(mix, seconds, seed=number)
         for place in range(len(targets)):
             # Whoever comes first in one round comes later in the next.
             target = targets[(place + number) % len(targets)]
-            yield target, await drive(target, coming, seed=number)
+            yield target, await drive(target, coming, seed=number * len(targets) + place)
