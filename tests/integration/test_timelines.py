@@ -54,12 +54,14 @@ async def test_the_phases_of_a_request_add_up_to_what_its_client_saw() -> None:
         ]
         assert sum(spent.values()) == pytest.approx(told["duration_s"])
         assert told["ttft_s"] + spent["decode"] == pytest.approx(told["duration_s"])
-        assert 0 <= seen_s - told["duration_s"] < 0.5
+        assert told["duration_s"] <= seen_s
         # As the engines are timed.
         tokens = len(PROMPT)
         assert spent["prefill"] >= tokens * SLOW.prefill_token_s
         assert spent["transfer"] == pytest.approx(tokens * SLOW.transfer_token_s)
-        assert spent["decode"] >= 19 * SLOW.decode_step_s * 0.9
+        # All together: a first token that is read late is followed by others at once.
+        writing = sum(spent[name] for name in ("decode_queue", "transfer", "first_step", "decode"))
+        assert writing >= tokens * SLOW.transfer_token_s + 19 * SLOW.decode_step_s
 
         by_arm = {"mode": "disaggregated", "arm": "a", "phase": "transfer"}
         assert fleet.coordinator.metric("phase_seconds_count", **by_arm) == 1
