@@ -21,12 +21,12 @@ def second_coordinator(fleet: Fleet, transport: str, **settings: Any) -> Iterato
     config = json.loads(env["PDSERVE_COORDINATOR"])
     for surface in ("http", "grpc"):
         config[surface]["port"] = 0
+    config["ledger"]["folder"] = None  # that is the other one's
     for model in config["models"]:
         model |= {"transport": transport, **settings}
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "coordinator", "--parent", str(os.getpid())],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
         env=os.environ
         | {"PDSERVE_COORDINATOR": json.dumps(config), "PDSERVE_LOG": env["PDSERVE_LOG"]},
@@ -39,6 +39,8 @@ def second_coordinator(fleet: Fleet, transport: str, **settings: Any) -> Iterato
             told |= event if event["event"] == "listening" else {}
             if event["event"] == "ready":
                 break
+        else:
+            raise AssertionError(f"no second coordinator: it ended with {process.wait()}")
         ready = {**told, "model": fleet.model, "metrics": fleet.metrics_addresses}
         with Fleet(fleet.system, ready) as clients:
             yield clients
