@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,23 @@ def quantiles(samples: Sequence[float]) -> Quantiles:
     """Needs at least one sample."""
     p50, p99 = np.percentile(np.asarray(samples), (50, 99))
     return Quantiles(float(p50), float(p99))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """In the unit of the samples."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+def percentiles(samples: npt.ArrayLike) -> Percentiles | None:
+    """None of nothing."""
+    values = np.asarray(samples, dtype=np.float64)
+    if not values.size:
+        return None
+    return Percentiles(*map(float, np.percentile(values, (50, 90, 99))))
 
 
 def deviations(gaps: Sequence[float], pace: float) -> Quantiles:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from measure.bench.answer import Answer
 from measure.bench.modes import LONG_TOKENS, Mix
-from measure.bench.summary import Percentiles, Summary, Targets, summarise
+from measure.bench.summary import Summary, Targets, summarise
 from measure.page import Section, cell, table
+from measure.stats import Percentiles
 
 SECTION = Section("modes on real workers", "make bench-modes")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from measure.bench.answer import Answer
+from measure.stats import Percentiles, percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +24,11 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Seconds."""
-
-    p50: float
-    p90: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """`goodput` is requests a second that met both targets, over the time in which they were due;
     `late_p99_s` is how late the client sent them, a fault of the client alone.
 
-    Percentiles are of the answers that came to their end; None without one.
+    Percentiles are seconds, of the answers that came to their end; None without one.
     """
 
     requests: int
@@ -58,16 +50,10 @@ def summarise(answers: Sequence[Answer], targets: Targets, seconds: float) -> Su
         requests=len(answers),
         failures=dict(Counter(answer.failure for answer in answers if answer.failure)),
         modes=dict(Counter(answer.mode for answer in whole if answer.mode)),
-        ttft=_percentiles([answer.first_s for answer in whole]),
-        itl=_percentiles([gap for answer in whole for gap in answer.gaps_s]),
+        ttft=percentiles([answer.first_s for answer in whole]),
+        itl=percentiles([gap for answer in whole for gap in answer.gaps_s]),
         good=good,
         goodput=good / seconds,
         tokens_per_s=sum(answer.answer_tokens for answer in whole) / seconds,
         late_p99_s=float(np.percentile([answer.late_s for answer in answers], 99)),
     )
-
-
-def _percentiles(seconds: Sequence[float]) -> Percentiles | None:
-    if not seconds:
-        return None
-    return Percentiles(*map(float, np.percentile(seconds, (50, 90, 99))))

@@ -19,11 +19,13 @@ from measure.simulation.network import Network
 from measure.simulation.roofline import Architecture, Gpu, Precision, Roofline
 from measure.simulation.traces import Arrival, token_ids
 from measure.simulation.worker import MODEL, WorkerSpec
+from measure.stats import Percentiles, percentiles
 from pdserve.config import GatewayConfig, ModelConfig, SimConfig
 from pdserve.errors import PdserveError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TokenPrompt
 
 _LONGEST_S = 24 * 3600.0
+_NONE = Percentiles(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +84,6 @@ class Seen:
     hit_rate: float = 0.0
     duration_s: float = 0.0
     gpu_hours: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Percentiles:
-    """Milliseconds."""
-
-    p50: float
-    p90: float
-    p99: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,24 +233,18 @@ def met(seen: Seen, targets: Targets) -> npt.NDArray[np.bool_]:
 
 
 def summary(seen: Seen, targets: Targets) -> Summary:
-    ttft = np.asarray(seen.ttft_s)
+    gaps_s = np.repeat(np.asarray(seen.gaps_s), np.asarray(seen.gaps))
     good = int(met(seen, targets).sum())
     return Summary(
         requests=seen.asked,
         failed=seen.failures.total(),
         failures=dict(seen.failures),
         modes=dict(seen.modes),
-        ttft_ms=_percentiles(ttft),
-        itl_ms=_percentiles(np.repeat(np.asarray(seen.gaps_s), np.asarray(seen.gaps))),
+        ttft_ms=percentiles(np.asarray(seen.ttft_s) * 1000) or _NONE,
+        itl_ms=percentiles(gaps_s * 1000) or _NONE,
         good=good / seen.asked,
         goodput=good / seen.duration_s,
         hit_rate=seen.hit_rate,
         duration_s=seen.duration_s,
         gpu_hours=seen.gpu_hours,
     )
-
-
-def _percentiles(seconds: npt.NDArray[np.float64]) -> Percentiles:
-    if not seconds.size:
-        return Percentiles(0.0, 0.0, 0.0)
-    return Percentiles(*(float(value) * 1000 for value in np.percentile(seconds, (50, 90, 99))))

@@ -28,12 +28,13 @@ from measure.bench.document import Target as DocumentTarget
 from measure.bench.drive import Target
 from measure.bench.judge import judge
 from measure.bench.modes import Mix, arrivals
-from measure.bench.summary import Percentiles, Targets, summarise
+from measure.bench.summary import Targets, summarise
 from measure.bench.targets import Load
 from measure.plan.sizing import Measured
 from measure.plan.slo import Constraint, Slo
 from measure.processes import BenchError
 from measure.simulation.traces import Arrival
+from measure.stats import Percentiles
 
 ROLE = 'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 WORD = 'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
