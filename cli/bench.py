@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +16,8 @@ from cli.options import DEFAULT_URL, Key
 
 if TYPE_CHECKING:
     from measure.bench.arrivals import Arrivals
-    from measure.bench.document import Target as Stored
+    from measure.bench.document import Document
     from measure.bench.drive import Target
-    from measure.bench.targets import Measured
 
 Targets = Annotated[
     list[str] | None,
@@ -40,6 +40,10 @@ Saturate = Annotated[
     bool, typer.Option("--saturate", help="Looks for the highest rate within the SLO, too.")
 ]
 Output = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="All figures.")]
+Page = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="A page with plots; needs matplotlib."),
+]
 
 
 def bench(  # noqa: PLR0913  (one option each)
@@ -59,6 +63,7 @@ def bench(  # noqa: PLR0913  (one option each)
     itl_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of those after it.")] = "50ms",
     saturate: Saturate = False,
     output: Output = None,
+    page: Page = None,
 ) -> None:
     """Open-loop load on any OpenAI-compatible server: latencies, goodput, saturation."""
     from rich.console import Console
@@ -67,12 +72,13 @@ def bench(  # noqa: PLR0913  (one option each)
     from cli.quantities import duration
     from cli.quantities import rate as rate_of
     from measure import machine
-    from measure.bench.document import SCHEMA, Document, encode
-    from measure.bench.document import Slo as StoredSlo
+    from measure.bench.document import SCHEMA, Document, Target
     from measure.bench.targets import Load, measure
     from measure.plan.slo import Slo
     from measure.processes import BenchError
 
+    if page is not None:
+        _need_matplotlib()
     targets = _targets(target or [f"pdserve={DEFAULT_URL}"], header or [], model, key)
     slo = Slo(duration(ttft_p99), duration(itl_p99))
     arrivals = _arrivals(traffic, _lengths(prompt_tokens), _lengths(answer_tokens))
@@ -83,27 +89,46 @@ def bench(  # noqa: PLR0913  (one option each)
             found = measure(targets, load, rounds, saturate=saturate, report=status.update)
     except BenchError as error:
         raise CliError(str(error)) from None
-    Console().print(picture(found))
-    if output is not None:
-        command = shlex.join(("pdserve", *sys.argv[1:]))
-        document = Document(
-            SCHEMA,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            machine.describe(("httpx",)),
-            command,
-            traffic,
-            StoredSlo(slo.ttft_p99_s, slo.itl_p99_s),
-            warm_up,
-            [_stored(one) for one in found],
-        )
-        output.write_bytes(encode(document))
+    document = Document(
+        SCHEMA,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        machine.describe(("httpx",)),
+        shlex.join(("pdserve", *sys.argv[1:])),
+        traffic,
+        slo,
+        warm_up,
+        [
+            Target(
+                it.target.name, it.target.url, it.target.model, it.runs, it.search, it.saturation
+            )
+            for it in found
+        ],
+    )
+    Console().print(picture(document.targets))
+    _write(document, output, page)
 
 
-def _stored(one: Measured) -> Stored:
-    from measure.bench.document import Target as Stored
+def _need_matplotlib() -> None:
+    """Before minutes of measuring. Raises CliError."""
+    if find_spec("matplotlib") is None:
+        raise CliError("--html needs matplotlib, of pdserve's extra report: pip install matplotlib")
 
-    it = one.target
-    return Stored(it.name, it.url, it.model, one.runs, one.search, one.saturation)
+
+def _write(document: Document, output: Path | None, page: Path | None) -> None:
+    """Raises CliError."""
+    from measure.bench.document import encode
+
+    file = output
+    try:
+        if output is not None:
+            output.write_bytes(encode(document))
+        if page is not None:
+            from measure.bench.page import render
+
+            file = page
+            page.write_text(render(document), encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from None
 
 
 def _lengths(text: str) -> tuple[int, int]:

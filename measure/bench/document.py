@@ -9,19 +9,24 @@ from __future__ import annotations
 import msgspec
 
 from measure.plan.sizing import Measured
-from measure.plan.slo import Constraint
+from measure.plan.slo import Constraint, Slo
+from measure.stats import Percentiles
 
-SCHEMA = "pdserve-bench/1"
+SCHEMA = "pdserve-bench/2"
 
 
 class DocumentError(Exception):
     """A file that is none of ours; the message says why, in one line."""
 
 
-class Quantiles(msgspec.Struct, frozen=True):
-    p50: float
-    p90: float
-    p99: float
+class Window(msgspec.Struct, frozen=True):
+    """The part of a run whose requests were due around `at_s`, from the run's beginning on."""
+
+    at_s: float
+    requests: int
+    good: int
+    ttft_s: Percentiles | None
+    itl_s: Percentiles | None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +36,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     end of the last answer. `ttft_s` and `latency_s` count from when a request was due, `itl_s` are
     all gaps between chunks of answers, `tpot_s` their mean by request. `late_p99_s` is how late the
     client sent requests: `client_limited` says that this was so late that the figures are those of
-    the client. Quantiles are of requests that were answered, None where there is none. `modes`
-    counts answers by the `x-pdserve-mode` that they came with.
+    the client. Percentiles are of requests that were answered, None where there is none. `modes`
+    counts answers by the `x-pdserve-mode` that they came with. `windows` share the run out evenly
+    and leave out those in which nothing was due; lists of percentiles are those from 0 to 100.
     """
 
     offered: float
@@ -42,19 +48,31 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     modes: dict[str, int]
     prompt_tokens: int
     answer_tokens: int
-    ttft_s: Quantiles | None
-    itl_s: Quantiles | None
-    tpot_s: Quantiles | None
-    latency_s: Quantiles | None
+    ttft_s: Percentiles | None
+    itl_s: Percentiles | None
+    tpot_s: Percentiles | None
+    latency_s: Percentiles | None
     good: int
     late_p99_s: float
     client_limited: bool
     broken: Constraint | None
+    windows: list[Window]
+    ttft_percentiles_s: list[float]
+    itl_percentiles_s: list[float]
+
+    @property
+    def attainment(self) -> float:
+        """Part of the requests that were within the SLO, each by itself."""
+        return self.good / self.requests
 
     @property
     def goodput(self) -> float:
         """Requests a second that were within the SLO, each by itself."""
-        return self.good / self.requests * self.offered
+        return self.attainment * self.offered
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
 
 
 class Saturation(msgspec.Struct, frozen=True):
@@ -78,13 +96,6 @@ class Target(msgspec.Struct, frozen=True):
     saturation: Saturation | None
 
 
-class Slo(msgspec.Struct, frozen=True):
-    """At p99, as in a plan."""
-
-    ttft_p99_s: float
-    itl_p99_s: float
-
-
 class Document(msgspec.Struct, frozen=True):
     """`arrivals` tells in words how requests came."""
 
@@ -98,6 +109,10 @@ class Document(msgspec.Struct, frozen=True):
     targets: list[Target]
 
 
+class _Head(msgspec.Struct):
+    schema: str
+
+
 def encode(document: Document) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
@@ -105,12 +120,12 @@ def encode(document: Document) -> bytes:
 def decode(data: bytes) -> Document:
     """Raises DocumentError."""
     try:
-        document = msgspec.json.decode(data, type=Document)
+        schema = msgspec.json.decode(data, type=_Head).schema
+        if schema != SCHEMA:
+            raise DocumentError(f"its schema is {schema!r}, and {SCHEMA!r} is wanted")
+        return msgspec.json.decode(data, type=Document)
     except msgspec.MsgspecError as error:
         raise DocumentError(f"no file of pdserve bench: {error}") from None
-    if document.schema != SCHEMA:
-        raise DocumentError(f"its schema is {document.schema!r}, and {SCHEMA!r} is wanted")
-    return document
 
 
 def capacities(data: bytes, gpus: int) -> dict[str, Measured]:

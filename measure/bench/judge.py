@@ -8,13 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from measure.bench.answer import Answer
-from measure.bench.document import Quantiles, Run
+from measure.bench.document import Run, Window
 from measure.plan.slo import Constraint, Slo
+from measure.stats import Percentiles, percentiles
 
 LATE_S = 0.05
 """A client that sends later than this at p99 is the one that is measured, not the server."""
 FAILED = 0.01
 """Part of the requests that may fail within an SLO at p99."""
+_WINDOWS = 20
+_LEAST_REQUESTS = 10
+"""A run is shared out into so many windows, or into fewer that have so many requests on average."""
+
+_Due = tuple[float, Answer]
 
 
 def judge(
@@ -25,8 +31,9 @@ def judge(
     counted = [(at, it) for at, it in zip(due_s, answers, strict=True) if at >= warm_up_s]
     kept = [it for _, it in counted]
     whole = [it for it in kept if not it.failure]
-    ttft = _quantiles([it.first_s for it in whole])
-    itl = _quantiles([gap for it in whole for gap in it.gaps_s])
+    first_s = [it.first_s for it in whole]
+    gaps_s = [gap for it in whole for gap in it.gaps_s]
+    ttft, itl = percentiles(first_s), percentiles(gaps_s)
     late_p99_s = float(np.percentile([it.late_s for it in kept], 99))
     failed = 1 - len(whole) / len(kept)
     ends = [at + it.end_s for at, it in counted if not it.failure]
@@ -40,17 +47,44 @@ def judge(
         answer_tokens=sum(it.answer_tokens for it in whole),
         ttft_s=ttft,
         itl_s=itl,
-        tpot_s=_quantiles([it.tpot_s for it in whole if it.answer_tokens > 1]),
-        latency_s=_quantiles([it.end_s for it in whole]),
-        good=sum(it.first_s <= slo.ttft_p99_s and it.tpot_s <= slo.itl_p99_s for it in whole),
+        tpot_s=percentiles([it.tpot_s for it in whole if it.answer_tokens > 1]),
+        latency_s=percentiles([it.end_s for it in whole]),
+        good=sum(_good(it, slo) for it in whole),
         late_p99_s=late_p99_s,
         client_limited=late_p99_s > LATE_S,
         broken=_broken(ttft, itl, failed, slo),
+        windows=_windows(counted, warm_up_s, seconds, slo),
+        ttft_percentiles_s=_distribution(first_s),
+        itl_percentiles_s=_distribution(gaps_s),
     )
 
 
+def _good(answer: Answer, slo: Slo) -> bool:
+    return (
+        not answer.failure and answer.first_s <= slo.ttft_p99_s and answer.tpot_s <= slo.itl_p99_s
+    )
+
+
+def _windows(counted: Sequence[_Due], begin_s: float, end_s: float, slo: Slo) -> list[Window]:
+    number = min(_WINDOWS, max(1, len(counted) // _LEAST_REQUESTS))
+    width_s = (end_s - begin_s) / number
+    shares: dict[int, list[Answer]] = {}
+    for at_s, answer in counted:
+        shares.setdefault(min(number - 1, int((at_s - begin_s) / width_s)), []).append(answer)
+    return [
+        Window(
+            begin_s + (place + 0.5) * width_s,
+            len(share),
+            sum(_good(it, slo) for it in share),
+            percentiles([it.first_s for it in share if not it.failure]),
+            percentiles([gap for it in share if not it.failure for gap in it.gaps_s]),
+        )
+        for place, share in sorted(shares.items())
+    ]
+
+
 def _broken(
-    ttft: Quantiles | None, itl: Quantiles | None, failed: float, slo: Slo
+    ttft: Percentiles | None, itl: Percentiles | None, failed: float, slo: Slo
 ) -> Constraint | None:
     """What of the SLO is not met; of two the one that is missed by more."""
     if failed > FAILED or ttft is None:
@@ -62,7 +96,5 @@ def _broken(
     return Constraint.TTFT if late > slow else Constraint.ITL
 
 
-def _quantiles(seconds: Sequence[float]) -> Quantiles | None:
-    if not seconds:
-        return None
-    return Quantiles(*map(float, np.percentile(seconds, (50, 90, 99))))
+def _distribution(seconds: Sequence[float]) -> list[float]:
+    return [float(it) for it in np.percentile(seconds, range(101))] if seconds else []

@@ -23,7 +23,6 @@ from measure.bench.document import (
     decode,
     encode,
 )
-from measure.bench.document import Slo as StoredSlo
 from measure.bench.document import Target as DocumentTarget
 from measure.bench.drive import Target
 from measure.bench.judge import judge
@@ -139,6 +138,25 @@ def test_what_was_due_in_the_warm_up_counts_for_nothing() -> None:
     assert run.broken is None
 
 
+def test_windows_share_a_run_out_by_when_requests_were_due() -> None:
+    # Of 30 requests there are three windows, each of 2 s after the warm-up.
+    due_s = [1.0 + 0.1 * number for number in range(20)] + [5.5] * 10
+    answers = [answered(0.1)] * 20 + [answered(3.0)] * 9 + [answered(0.0, failure="HTTP 503")]
+    first, last = judge(due_s, answers, 7.0, 1.0, slo()).windows
+    assert (first.at_s, first.requests, first.good) == (2.0, 20, 20)
+    assert (last.at_s, last.requests, last.good) == (6.0, 10, 0)
+    assert last.ttft_s is not None
+    assert last.ttft_s.p50 == 3.0
+
+
+def test_a_distribution_is_its_percentiles() -> None:
+    run = judge([1.0] * 101, [answered(it / 100) for it in range(101)], 2.0, 0.0, slo())
+    assert run.ttft_percentiles_s == pytest.approx([it / 100 for it in range(101)])
+    assert run.itl_percentiles_s == pytest.approx([0.1] * 101)
+    failed = judge([1.0], [answered(0.0, failure="HTTP 503")], 2.0, 0.0, slo())
+    assert failed.ttft_percentiles_s == []
+
+
 def test_what_breaks_the_slo_is_said() -> None:
     def broken(*answers: Answer, within: Slo) -> object:
         return judge([1.0] * len(answers), answers, 2.0, 0.0, within).broken
@@ -176,7 +194,7 @@ def test_a_trace_is_played_at_the_asked_rate() -> None:
 def document(saturation: Saturation | None) -> Document:
     run = judge([1.0, 1.5], [answered(0.5), answered(0.5)], 2.0, 0.0, slo())
     target = DocumentTarget("one", "http://one", "m", [run], [], saturation)
-    return Document(SCHEMA, "now", "here", "pdserve bench", "poisson", StoredSlo(1, 1), 0, [target])
+    return Document(SCHEMA, "now", "here", "pdserve bench", "poisson", Slo(1, 1), 0, [target])
 
 
 def test_a_plan_reads_what_was_measured() -> None:
@@ -192,6 +210,8 @@ def test_a_file_of_another_kind_is_refused() -> None:
     other = encode(document(None)).replace(SCHEMA.encode(), b"pdserve-bench/0")
     with pytest.raises(DocumentError, match="schema"):
         decode(other)
+    with pytest.raises(DocumentError, match="schema"):
+        decode(b'{"schema": "pdserve-bench/1"}')
     with pytest.raises(DocumentError, match="not looked for"):
         capacities(encode(document(None)), 1)
 
