@@ -68,6 +68,7 @@ def bench(  # noqa: PLR0913  (one option each)
     """Open-loop load on any OpenAI-compatible server: latencies, goodput, saturation."""
     from rich.console import Console
 
+    from cli.bench_progress import Shown
     from cli.bench_table import picture
     from cli.quantities import duration
     from cli.quantities import rate as rate_of
@@ -83,10 +84,9 @@ def bench(  # noqa: PLR0913  (one option each)
     slo = Slo(duration(ttft_p99), duration(itl_p99))
     arrivals = _arrivals(traffic, _lengths(prompt_tokens), _lengths(answer_tokens))
     load = Load(arrivals, rate_of(rate), seconds, warm_up, slo)
-    console = Console(stderr=True)
     try:
-        with console.status("starting") as status:
-            found = measure(targets, load, rounds, saturate=saturate, report=status.update)
+        with Shown(Console(stderr=True)) as shown:
+            found = measure(targets, load, rounds, saturate=saturate, watch=shown)
     except BenchError as error:
         raise CliError(str(error)) from None
     document = Document(

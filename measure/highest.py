@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from math import sqrt
 
 STEP = 1.25
@@ -12,21 +12,33 @@ LEAST = 1 / 16
 """Of the rate at which the search begins: below, there is said to be none."""
 
 
-def highest(attains: Callable[[float], bool], start: float) -> float:
-    """The highest rate that is attained, and so is all below it; 0 where it is below LEAST."""
+def search(start: float) -> Generator[float, bool, float]:
+    """Asks of one rate after another whether it is attained; returns the highest that is, as all
+    below it are taken to be, or 0 where it is below LEAST."""
     low = high = start
-    if attains(start):
-        while attains(high := high * STEP):
+    if (yield start):
+        while (yield (high := high * STEP)):
             low = high
     else:
-        while not attains(low := low / STEP):
+        while not (yield (low := low / STEP)):
             high = low
             if low < start * LEAST:
                 return 0.0
     while high > low * PRECISION:
         middle = sqrt(low * high)
-        if attains(middle):
+        if (yield middle):
             low = middle
         else:
             high = middle
     return low
+
+
+def highest(attains: Callable[[float], bool], start: float) -> float:
+    """The same, of a test that is at hand."""
+    asking = search(start)
+    rate = next(asking)
+    while True:
+        try:
+            rate = asking.send(attains(rate))
+        except StopIteration as found:
+            return float(found.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -57,9 +57,18 @@ async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def drive(target: Target, arrivals: Sequence[Arrival], seed: int) -> list[Answer]:
+def _unwatched() -> None:
+    pass
+
+
+async def drive(
+    target: Target,
+    arrivals: Sequence[Arrival],
+    seed: int,
+    answered: Callable[[], None] = _unwatched,
+) -> list[Answer]:
     """All answers, once the last one has ended, in order of arrival. Prompts are made of `seed`
-    and like no other's."""
+    and like no other's; `answered` is called at the end of each."""
     async with connected(target) as client, asyncio.TaskGroup() as asking:
         began = time.monotonic()
         answers = []
@@ -69,6 +78,7 @@ async def drive(target: Target, arrivals: Sequence[Arrival], seed: int) -> list[
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             call = ask(client, "/v1/chat/completions", body, arrival.prompt_tokens, due)
             answers.append(asking.create_task(call))
+            answers[-1].add_done_callback(lambda _: answered())
     return [answer.result() for answer in answers]
 
 

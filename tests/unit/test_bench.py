@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from statistics import fmean, pvariance
 
 import httpx
 import pytest
+from rich.console import Console
 
+from cli.bench_progress import Shown
 from measure.bench import targets
 from measure.bench.answer import Answer, ask
 from measure.bench.arrivals import gamma, replayed
@@ -222,8 +225,12 @@ def test_targets_take_turns_and_saturate_where_they_are_slow(
     """A server that answers in 10 ms times the rate squared: 1 s is reached at 10 a second."""
     order: list[str] = []
 
-    async def served(target: Target, coming: Sequence[Arrival], _: int) -> list[Answer]:
+    async def served(
+        target: Target, coming: Sequence[Arrival], _: int, answered_one: Callable[[], None]
+    ) -> list[Answer]:
         order.append(target.name)
+        for _arrival in coming:
+            answered_one()
         rate = len(coming) / 20.0
         slow = 4.0 if target.name == "slow" else 1.0
         return [answered(0.01 * slow * rate**2) for _ in coming]
@@ -235,12 +242,47 @@ def test_targets_take_turns_and_saturate_where_they_are_slow(
 
     load = Load(even, 4.0, 20.0, 0.0, slo())
     two = [Target("fast", "", ""), Target("slow", "", "")]
-    fast, slow = targets.measure(two, load, 2, saturate=True, report=lambda _: None)
+    seen = Seen()
+    fast, slow = targets.measure(two, load, 2, saturate=True, watch=seen)
     assert order[:4] == ["fast", "slow", "slow", "fast"]
+    # So do their searches, for as long as both go on.
+    searched = order[4:]
+    both = 2 * min(len(fast.search), len(slow.search))
+    assert len(searched) == len(fast.search) + len(slow.search)
+    assert searched[:both] == (["fast", "slow", "slow", "fast"] * both)[:both]
+    assert seen.words[:2] == ["fast: round 1 of 2, 4/s", "slow: round 1 of 2, 4/s"]
+    assert seen.words[4] == "fast: is it saturated at 4/s?"
+    assert len(seen.words) == len(order)
+    assert seen.asked == seen.told > 0
     assert fast.saturation is not None
     assert slow.saturation is not None
     assert fast.saturation.rate == pytest.approx(10.0, rel=0.04)
     assert slow.saturation.rate == pytest.approx(5.0, rel=0.04)
     assert slow.saturation.constraint is Constraint.TTFT
     with pytest.raises(BenchError, match="nothing is due"):
-        targets.measure(two, replace(load, warm_up_s=30.0), 1, saturate=False, report=print)
+        targets.measure(two, replace(load, warm_up_s=30.0), 1, saturate=False, watch=seen)
+
+
+class Seen:
+    """What a bench told of how far it was."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.asked = self.told = 0
+
+    def begins(self, words: str, requests: int) -> None:
+        self.words.append(words)
+        self.asked += requests
+
+    def answered(self) -> None:
+        self.told += 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_far_it_is_is_shown_on_a_terminal_alone(*, terminal: bool) -> None:
+    out = StringIO()
+    with Shown(Console(file=out, force_terminal=terminal, width=80)) as shown:
+        shown.begins("[b]one[/b]: round 1 of 1", 2)
+        shown.answered()
+    assert ("[b]one[/b]: round 1 of 1" in out.getvalue()) is terminal
+    assert ("1/2" in out.getvalue()) is terminal
