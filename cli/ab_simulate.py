@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import GpuName, ModelName
+from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     from measure.simulation.trace_run import Setup
@@ -20,7 +21,7 @@ _PLANNED_ON = 400
 def simulate(  # noqa: PLR0913  (one option each)
     traffic: Annotated[
         str,
-        typer.Argument(metavar="FILE|MIX", help="A Mooncake or Azure trace; or bimodal, short."),
+        typer.Argument(metavar="FILE|MIX", help=TRAFFIC),
     ],
     *,
     workers: Annotated[int, typer.Option(min=2, help="Of each arm.")] = 8,

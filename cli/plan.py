@@ -15,6 +15,7 @@ import typer
 
 from cli.failure import CliError
 from cli.options import GpuName, ModelName, PrecisionName
+from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     from measure.plan.fleet import Traffic
@@ -34,7 +35,7 @@ Rate = Annotated[
 ]
 Trace = Annotated[
     str | None,
-    typer.Option(metavar="FILE|MIX", help="A Mooncake or Azure trace; or bimodal, short."),
+    typer.Option(metavar="FILE|MIX", help=TRAFFIC),
 ]
 Ttft = Annotated[str, typer.Option(metavar="TIME", help="First token, at p99.")]
 Itl = Annotated[str, typer.Option(metavar="TIME", help="Each token after it, at p99.")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import GpuName, ModelName, PrecisionName
+from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     from measure.simulation.fault_run import Result
@@ -44,7 +45,7 @@ class DeciderName(StrEnum):
 def trace(  # noqa: PLR0913  (one option each)
     traffic: Annotated[
         str,
-        typer.Argument(metavar="FILE|MIX", help="A Mooncake or Azure trace; or bimodal, short."),
+        typer.Argument(metavar="FILE|MIX", help=TRAFFIC),
     ],
     *,
     mode: Annotated[ModeName, typer.Option(help="Where prompts are read.")] = ModeName.AUTO,

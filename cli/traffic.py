@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from measure.simulation.traces import Arrival
 
 
+TRAFFIC = "A Mooncake or Azure trace, or a coordinator's log; or bimodal, short."
+
+
 def arrivals(traffic: str, duration_s: float, rate: float, seed: int) -> list[Arrival]:
     """Duration, rate (a second) and seed are those of a mix. Raises CliError."""
     from measure.simulation.traces import MIXES, TraceError, load

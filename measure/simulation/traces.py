@@ -1,7 +1,8 @@
-"""Traffic to be simulated: public traces and mixes made from a seed. Pure but for reading files.
+"""Traffic to be simulated: public traces, pdserve's own access log, and mixes made from a seed.
+Pure but for reading files.
 
 Tokens are invented. A Mooncake trace says which 512-token blocks are equal, and equal ones get
-equal tokens; an Azure trace tells lengths alone, so no two of its prompts share a prefix.
+equal tokens; the others tell lengths alone, so no two of their prompts share a prefix.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import csv
 import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from random import Random
 
@@ -40,30 +41,53 @@ class TraceError(Exception):
 
 
 def load(path: Path) -> list[Arrival]:
-    """A Mooncake trace (`.jsonl`) or an Azure one (`.csv`), in order of arrival.
+    """An Azure trace (`.csv`), a Mooncake one, or a coordinator's log, in order of arrival.
 
     Raises TraceError, or OSError.
     """
-    read = _mooncake if path.suffix == ".jsonl" else _azure
+    read = _azure if path.suffix == ".csv" else _lines
     try:
         arrivals = sorted(read(path), key=lambda arrival: arrival.at_s)
     except (ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is not a trace: {error!r}") from None
     if not arrivals:
-        raise TraceError(f"{path} holds no request")
+        raise TraceError(f"{path} holds no request; a log must be in JSON (log.format)")
     return arrivals
 
 
-def _mooncake(path: Path) -> Iterator[Arrival]:
+def _lines(path: Path) -> Iterator[Arrival]:
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            yield Arrival(
-                entry["timestamp"] / 1000,
-                int(entry["input_length"]),
-                max(1, int(entry["output_length"])),
-                tuple(entry["hash_ids"]),
-            )
+        first = lines.readline()
+        read = _mooncake if '"hash_ids"' in first else _access_log
+        yield from read(chain((first,), lines))
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
+    for line in lines:
+        entry = json.loads(line)
+        yield Arrival(
+            entry["timestamp"] / 1000,
+            int(entry["input_length"]),
+            max(1, int(entry["output_length"])),
+            tuple(entry["hash_ids"]),
+        )
+
+
+def _access_log(lines: Iterable[str]) -> Iterator[Arrival]:
+    """Of requests that were answered: nobody knows how long the other answers would have been.
+    A line is written at a request's end; copies for a shadow came from no client."""
+    found = []
+    for line in lines:
+        if '"event": "request"' not in line:
+            continue
+        entry = json.loads(line)
+        if entry["completion_tokens"] is not None and entry["surface"] != "shadow":
+            ended_s = datetime.fromisoformat(entry["timestamp"]).timestamp()
+            at_s = ended_s - entry["duration_ms"] / 1000
+            found.append((at_s, entry["prompt_tokens"], entry["completion_tokens"]))
+    began_s = min(found)[0] if found else 0.0
+    for at_s, prompt, answer in found:
+        yield Arrival(at_s - began_s, max(1, int(prompt)), max(1, int(answer)))
 
 
 def _azure(path: Path) -> Iterator[Arrival]:

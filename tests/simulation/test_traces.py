@@ -26,6 +26,18 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
 2023-11-16 18:17:04.0319600,3180,8
 """
+ACCESS_LOG = """\
+{"surface": "http", "outcome": "ok", "prompt_tokens": 12, "completion_tokens": 0, \
+"duration_ms": 500.0, "event": "request", "timestamp": "2026-11-30T07:00:03.000000Z"}
+{"event": "worker ready", "timestamp": "2026-11-30T07:00:03.500000Z"}
+{"surface": "http", "outcome": "ok", "prompt_tokens": 900, "completion_tokens": 40, \
+"duration_ms": 3000.0, "event": "request", "timestamp": "2026-11-30T07:00:04.000000Z"}
+{"surface": "shadow", "outcome": "ok", "prompt_tokens": 900, "completion_tokens": 40, \
+"duration_ms": 3000.0, "event": "request", "timestamp": "2026-11-30T07:00:04.000000Z"}
+{"surface": "http", "outcome": "overloaded", "prompt_tokens": 7, "completion_tokens": null, \
+"duration_ms": 1.0, "event": "request", "timestamp": "2026-11-30T07:00:05.000000Z"}
+a line of something else
+"""
 
 
 def test_a_mooncake_trace(tmp_path: Path) -> None:
@@ -42,6 +54,21 @@ def test_an_azure_trace(tmp_path: Path) -> None:
         Arrival(0.0, 4808, 10),
         Arrival(pytest.approx(0.052), 3180, 8),
     ]
+
+
+def test_the_access_log_of_a_coordinator(tmp_path: Path) -> None:
+    """Requests come in the order in which they arrived, not in that of their ends."""
+    (tmp_path / "coordinator.log").write_text(ACCESS_LOG)
+    assert load(tmp_path / "coordinator.log") == [
+        Arrival(0.0, 900, 40),
+        Arrival(pytest.approx(1.5), 12, 1),
+    ]
+
+
+def test_a_log_of_no_requests_is_told(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.log").write_text('{"event": "listening"}\n')
+    with pytest.raises(TraceError, match="holds no request"):
+        load(tmp_path / "coordinator.log")
 
 
 @pytest.mark.parametrize("content", ["", "TIMESTAMP\n", "TIMESTAMP,ContextTokens\nnow,1\n"])

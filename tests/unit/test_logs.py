@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
+from coordinator.metrics import CoordinatorMetrics
+from coordinator.observer import Observer
+from coordinator.record import RequestRecord
+from measure.simulation.traces import load
 from pdserve import logs
 from pdserve.config import LogConfig
+from pdserve.types import Usage
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +103,20 @@ def test_a_traceback_for_people_shows_no_values(capsys: pytest.CaptureFixture[st
     assert err.count("ValueError: refused") == 2
     assert err.count("in call") == 2
     assert "secret-1234" not in err
+
+
+def test_the_access_log_can_be_played_as_a_trace(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    logs.configure(LogConfig())
+    observer = Observer(CoordinatorMetrics(CollectorRegistry()))
+    now = time.monotonic()
+    for name, ago_s, prompt, answer in (("first", 9.0, 300, 20), ("second", 2.0, 40, 5)):
+        record = RequestRecord(name, "http", "chat", True, "trace", now - ago_s)
+        record.prompt_tokens, record.usage = prompt, Usage(prompt, answer)
+        observer.done(record, None)
+    (tmp_path / "coordinator.log").write_text(capsys.readouterr().err)
+    first, second = load(tmp_path / "coordinator.log")
+    assert (first.at_s, first.prompt_tokens, first.answer_tokens) == (0.0, 300, 20)
+    assert second.at_s == pytest.approx(7.0, abs=0.5)
+    assert (second.prompt_tokens, second.answer_tokens) == (40, 5)
