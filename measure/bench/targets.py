@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import SystemRandom
 from typing import Protocol, TypeVar
 
 from measure.bench.arrivals import Arrivals
@@ -107,6 +108,8 @@ def _run(
     if not any(it.at_s >= load.warm_up_s for it in coming):
         raise BenchError(f"at {rate:.3g}/s nothing is due between warm-up and end: make it longer")
     watch.begins(words, len(coming))
-    answers = asyncio.run(drive(target, coming, seed, watch.answered))
+    # Words that nobody was asked before: targets may share a fleet, and its prefix caches.
+    words_seed = SystemRandom().getrandbits(64)
+    answers = asyncio.run(drive(target, coming, words_seed, watch.answered))
     due_s = [it.at_s for it in coming]
     return judge(due_s, answers, load.seconds, load.warm_up_s, load.slo)

@@ -225,10 +225,13 @@ def test_targets_take_turns_and_saturate_where_they_are_slow(
     """A server that answers in 10 ms times the rate squared: 1 s is reached at 10 a second."""
     order: list[str] = []
 
+    seeds: list[int] = []
+
     async def served(
-        target: Target, coming: Sequence[Arrival], _: int, answered_one: Callable[[], None]
+        target: Target, coming: Sequence[Arrival], seed: int, answered_one: Callable[[], None]
     ) -> list[Answer]:
         order.append(target.name)
+        seeds.append(seed)
         for _arrival in coming:
             answered_one()
         rate = len(coming) / 20.0
@@ -254,6 +257,8 @@ def test_targets_take_turns_and_saturate_where_they_are_slow(
     assert seen.words[4] == "fast: is it saturated at 4/s?"
     assert len(seen.words) == len(order)
     assert seen.asked == seen.told > 0
+    # Nobody finds in a cache what another target, or an earlier run, was asked.
+    assert len(set(seeds)) == len(order)
     assert fast.saturation is not None
     assert slow.saturation is not None
     assert fast.saturation.rate == pytest.approx(10.0, rel=0.04)
