@@ -98,7 +98,9 @@ class Dispatcher:
                 param="model",
             )
         record.model = spec.lora or spec.model
-        if spec.mode is None and not _colocated_because(spec.sampling):
+        if spec.arm:
+            model = self._experiments.asked(model, spec)
+        elif spec.mode is None and not _colocated_because(spec.sampling):
             model = self._experiments.join(model, spec, record)
         permit = await self._gateway.enter(caller, spec)
         try:
@@ -114,7 +116,8 @@ class Dispatcher:
             await permit.admit(self._work(spec, model, request, prompt))
             record.phase("queue")
             facts = partial(self._facts, spec, model)
-            self._shadow.copy(model, request, facts, prompt, record)
+            if not spec.arm:
+                self._shadow.copy(model, request, facts, prompt, record)
             climb = Climb(self._fleet, self._observer, model, request, facts, record)
             first = await climb.begin(prompt)
             permit.read()

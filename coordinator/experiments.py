@@ -20,7 +20,7 @@ from coordinator.policy.snapshot import ModelPolicy
 from coordinator.record import RequestRecord
 from coordinator.tally import Tally
 from pdserve.config_experiment import Experiment
-from pdserve.errors import ConfigError, ErrorReason, PdserveError
+from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
 from pdserve.types import GenerateSpec, Mode, Role
 
 log = structlog.get_logger("experiments")
@@ -135,6 +135,21 @@ class Experiments:
         if found.counts:
             _enter(record, run.tally(found.block, found.slot, found.arm))
         return replace(model, policy=run.policies[found.arm])
+
+    def asked(self, model: ServedModel, spec: GenerateSpec) -> ServedModel:
+        """The model with the policy of the arm that the request asks for. It counts for none: a
+        request that chose its arm says nothing of what chance would have given it.
+
+        Raises RejectedError INVALID_ARGUMENT where no such arm runs.
+        """
+        run = self._runs.get(spec.model)
+        if run is None or run.ended is not None or spec.arm not in run.policies:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"no experiment of {spec.model} that runs has an arm {spec.arm!r}",
+                param="arm",
+            )
+        return replace(model, policy=run.policies[spec.arm])
 
     def copy(self, model: ServedModel, record: RequestRecord) -> ServedModel | None:
         """The model for a copy of a request that is served now, and whose record this is; None

@@ -81,7 +81,8 @@ class Truncation:
 class GenerateSpec:
     """A client's request, parsed and validated once by a façade.
 
-    `tenant` comes from the key, never from the client; `session` is the client's.
+    `tenant` comes from the key, never from the client; `session` is the client's, and so is
+    `arm`: that of an experiment which is to serve it, empty for whichever it falls into.
     `deadline` is on the monotonic clock of `time.monotonic`, None for no deadline;
     `priority` is lower for what should be served sooner; `lora` names the adapter of the model
     that is to answer, empty for none.
@@ -94,6 +95,7 @@ class GenerateSpec:
     mode: Mode | None = None
     tenant: str = ""
     session: str = ""
+    arm: str = ""
     cache_salt: str = ""
     deadline: float | None = None
     priority: int = 0

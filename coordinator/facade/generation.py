@@ -31,6 +31,7 @@ from coordinator.facade.intake import (
     whole,
 )
 from coordinator.facade.openai_schema import (
+    ARM,
     MODE,
     SESSION,
     GenerationBody,
@@ -242,6 +243,7 @@ def _spec(
         mode=_mode(headers.get(MODE)),
         tenant=record.tenant,
         session=headers.get(SESSION, ""),
+        arm=headers.get(ARM, ""),
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         truncation=body.truncation,
@@ -279,7 +281,7 @@ def _start(
         *more,
     ]
     if route.arm:
-        headers.append((b"x-pdserve-arm", one_line(route.arm).encode()))
+        headers.append((ARM.encode(), one_line(route.arm).encode()))
     return {"type": "http.response.start", "status": 200, "headers": headers}
 
 

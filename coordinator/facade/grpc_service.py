@@ -29,7 +29,7 @@ from pdserve.v1.inference_pb2_grpc import InferenceServiceServicer
 _NAMES = (
     NAMES
     | {field.name: f"sampling.{field.name}" for field in fields(SamplingParams)}
-    | {name: f"options.{name}" for name in ("mode", "session", "cache_salt", "priority")}
+    | {name: f"options.{name}" for name in ("mode", "session", "arm", "cache_salt", "priority")}
 )
 _Request = pb.GenerateRequest | pb.ChatRequest
 _Message = TypeVar("_Message", pb.GenerateStreamResponse, pb.ChatStreamResponse)
@@ -219,6 +219,7 @@ def _spec(
         mode=convert.mode_from_proto(request.options.mode),
         tenant=record.tenant,
         session=request.options.session,
+        arm=request.options.arm,
         cache_salt=request.options.cache_salt,
         priority=request.options.priority,
         deadline=None if remaining is None else time.monotonic() + remaining,

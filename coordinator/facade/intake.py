@@ -97,11 +97,12 @@ class Intake:
         record.model = spec.lora or spec.model
         limits = Limits(model.context_length, model.encoder.vocab_size)
         validate(spec, limits, names)
-        if spec.mode is not None and not (caller.may_choose_mode and model.config.mode_override):
+        chosen = "mode" if spec.mode is not None else "arm" if spec.arm else ""
+        if chosen and not (caller.may_choose_mode and model.config.mode_override):
             raise RejectedError(
                 ErrorReason.PERMISSION_DENIED,
-                "this key or model does not let a request choose its mode",
-                param=names.get("mode", "mode"),
+                f"this key or model does not let a request choose its {chosen}",
+                param=names.get(chosen, chosen),
             )
         if spec.priority < 0 and caller.max_priority is not Priority.HIGH:
             raise RejectedError(

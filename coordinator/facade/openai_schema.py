@@ -43,8 +43,14 @@ from pdserve.types import (
 
 MODE = "x-pdserve-mode"
 SESSION = "x-pdserve-session"
+ARM = "x-pdserve-arm"
 
-_NAMES = {"session": SESSION, "mode": MODE, "template_kwargs": "chat_template_kwargs"}
+_NAMES = {
+    "session": SESSION,
+    "arm": ARM,
+    "mode": MODE,
+    "template_kwargs": "chat_template_kwargs",
+}
 
 MAX_CHOICES = 128
 """Of one request, over all its prompts."""

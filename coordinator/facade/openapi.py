@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from coordinator.facade.http_errors import json_response, request_id_header
-from coordinator.facade.openai_schema import MODE, SESSION
+from coordinator.facade.openai_schema import ARM, MODE, SESSION
 from coordinator.facade.validate import MAX_LABEL_CHARS
 from pdserve.types import Mode
 
@@ -23,6 +23,7 @@ def steering_headers() -> dict[str, Any]:
     schemas = {
         MODE: {"type": "string", "enum": [mode.value for mode in Mode]},
         SESSION: {"type": "string", "maxLength": MAX_LABEL_CHARS},
+        ARM: {"type": "string", "maxLength": MAX_LABEL_CHARS},
     }
     return {
         "parameters": [

@@ -34,7 +34,7 @@ MAX_TOKEN_IDS = 1024
 
 MAX_BAD_WORDS = 128
 MAX_LABEL_CHARS = 256
-"""Longest session and cache salt."""
+"""Longest session, arm and cache salt."""
 
 MAX_MESSAGES = 4096
 """Of a conversation, the calls of tools in them among it: each is looked at one by one."""
@@ -115,7 +115,8 @@ def validate(spec: GenerateSpec, limits: Limits, names: ParamNames) -> None:
         _truncation(spec.truncation, limits, check)
     _sampling(spec.sampling, limits, check)
     check("priority", _PRIORITY.has(spec.priority), _PRIORITY.words)
-    for field, label in (("session", spec.session), ("cache_salt", spec.cache_salt)):
+    labels = {"session": spec.session, "arm": spec.arm, "cache_salt": spec.cache_salt}
+    for field, label in labels.items():
         check(field, len(label) <= MAX_LABEL_CHARS, f"at most {MAX_LABEL_CHARS} characters long")
 
 

@@ -25,55 +25,55 @@ _sym_db = _symbol_database.Default()
 from pdserve.v1 import generation_pb2 as pdserve_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x1bpdserve/v1/generation.proto\"g\n\x0eRequestOptions\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\"\xdd\x01\n\rPromptOptions\x12#\n\x16truncate_prompt_tokens\x18\x01 \x01(\x11H\x00\x88\x01\x01\x12\x33\n\x0ftruncation_side\x18\x02 \x01(\x0e\x32\x1a.pdserve.v1.TruncationSide\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x17return_prompt_token_ids\x18\x04 \x01(\x08\x42\x19\n\x17_truncate_prompt_tokensB\x15\n\x13_add_special_tokens\"|\n\x0c\x43hatTemplate\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x0e\n\x06kwargs\x18\x03 \x01(\tB\x18\n\x16_add_generation_prompt\"\xf3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\x12\x31\n\x0eprompt_options\x18\x06 \x01(\x0b\x32\x19.pdserve.v1.PromptOptionsB\x08\n\x06prompt\"\xb5\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\"E\n\x15GenerateStreamRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.GenerateRequest\"\xaf\x02\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\r\"\xa0\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\ntool_calls\x18\x04 \x03(\x0b\x32\x14.pdserve.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x16\n\treasoning\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_reasoning\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x86\x01\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parametersB\t\n\x07_strict\"L\n\nToolChoice\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x14.pdserve.v1.ToolModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xd9\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\x12\x31\n\x0eprompt_options\x18\x05 \x01(\x0b\x32\x19.pdserve.v1.PromptOptions\x12*\n\x08template\x18\x06 \x01(\x0b\x32\x18.pdserve.v1.ChatTemplate\x12\x1f\n\x05tools\x18\x07 \x03(\x0b\x32\x10.pdserve.v1.Tool\x12+\n\x0btool_choice\x18\x08 \x01(\x0b\x32\x16.pdserve.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x11include_reasoning\x18\n \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x0b \x01(\tB\x16\n\x14_parallel_tool_callsB\x14\n\x12_include_reasoning\"\xcd\x02\n\x0c\x43hatResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x07message\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.ChatMessage\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\"=\n\x11\x43hatStreamRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.ChatRequest\"\xed\x02\n\x12\x43hatStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\r\x12\x11\n\treasoning\x18\t \x01(\t\x12-\n\ntool_calls\x18\n \x03(\x0b\x32\x19.pdserve.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Model\"=\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\x8b\x03\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.pdserve.v1.GenerateStreamRequest\x1a\".pdserve.v1.GenerateStreamResponse0\x01\x12\x39\n\x04\x43hat\x12\x17.pdserve.v1.ChatRequest\x1a\x18.pdserve.v1.ChatResponse\x12M\n\nChatStream\x12\x1d.pdserve.v1.ChatStreamRequest\x1a\x1e.pdserve.v1.ChatStreamResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x1bpdserve/v1/generation.proto\"t\n\x0eRequestOptions\x12\x1e\n\x04mode\x18\x01 \x01(\x0e\x32\x10.pdserve.v1.Mode\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x0b\n\x03\x61rm\x18\x05 \x01(\t\"\xdd\x01\n\rPromptOptions\x12#\n\x16truncate_prompt_tokens\x18\x01 \x01(\x11H\x00\x88\x01\x01\x12\x33\n\x0ftruncation_side\x18\x02 \x01(\x0e\x32\x1a.pdserve.v1.TruncationSide\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1f\n\x17return_prompt_token_ids\x18\x04 \x01(\x08\x42\x19\n\x17_truncate_prompt_tokensB\x15\n\x13_add_special_tokens\"|\n\x0c\x43hatTemplate\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\x0e\n\x06kwargs\x18\x03 \x01(\tB\x18\n\x16_add_generation_prompt\"\xf3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\x12\x31\n\x0eprompt_options\x18\x06 \x01(\x0b\x32\x19.pdserve.v1.PromptOptionsB\x08\n\x06prompt\"\xb5\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\"E\n\x15GenerateStreamRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.pdserve.v1.GenerateRequest\"\xaf\x02\n\x16GenerateStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\r\"\xa0\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\ntool_calls\x18\x04 \x03(\x0b\x32\x14.pdserve.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x16\n\treasoning\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_reasoning\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x86\x01\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parametersB\t\n\x07_strict\"L\n\nToolChoice\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x14.pdserve.v1.ToolModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xd9\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x08messages\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.pdserve.v1.RequestOptions\x12\x31\n\x0eprompt_options\x18\x05 \x01(\x0b\x32\x19.pdserve.v1.PromptOptions\x12*\n\x08template\x18\x06 \x01(\x0b\x32\x18.pdserve.v1.ChatTemplate\x12\x1f\n\x05tools\x18\x07 \x03(\x0b\x32\x10.pdserve.v1.Tool\x12+\n\x0btool_choice\x18\x08 \x01(\x0b\x32\x16.pdserve.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x11include_reasoning\x18\n \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x0b \x01(\tB\x16\n\x14_parallel_tool_callsB\x14\n\x12_include_reasoning\"\xcd\x02\n\x0c\x43hatResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x07message\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.ChatMessage\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x05 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\"=\n\x11\x43hatStreamRequest\x12(\n\x07request\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.ChatRequest\"\xed\x02\n\x12\x43hatStreamResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12 \n\x05route\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.Route\x12.\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1c.pdserve.v1.PositionLogprobs\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\x08 \x03(\r\x12\x11\n\treasoning\x18\t \x01(\t\x12-\n\ntool_calls\x18\n \x03(\x0b\x32\x19.pdserve.v1.ToolCallDelta\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.pdserve.v1.Model\"=\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x0e\n\x06parent\x18\x03 \x01(\t*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\x8b\x03\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse\x12Y\n\x0eGenerateStream\x12!.pdserve.v1.GenerateStreamRequest\x1a\".pdserve.v1.GenerateStreamResponse0\x01\x12\x39\n\x04\x43hat\x12\x17.pdserve.v1.ChatRequest\x1a\x18.pdserve.v1.ChatResponse\x12M\n\nChatStream\x12\x1d.pdserve.v1.ChatStreamRequest\x1a\x1e.pdserve.v1.ChatStreamResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pdserve.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATIONSIDE']._serialized_start=3357
-  _globals['_TRUNCATIONSIDE']._serialized_end=3459
-  _globals['_TOOLMODE']._serialized_start=3461
-  _globals['_TOOLMODE']._serialized_end=3562
+  _globals['_TRUNCATIONSIDE']._serialized_start=3370
+  _globals['_TRUNCATIONSIDE']._serialized_end=3472
+  _globals['_TOOLMODE']._serialized_start=3474
+  _globals['_TOOLMODE']._serialized_end=3575
   _globals['_REQUESTOPTIONS']._serialized_start=71
-  _globals['_REQUESTOPTIONS']._serialized_end=174
-  _globals['_PROMPTOPTIONS']._serialized_start=177
-  _globals['_PROMPTOPTIONS']._serialized_end=398
-  _globals['_CHATTEMPLATE']._serialized_start=400
-  _globals['_CHATTEMPLATE']._serialized_end=524
-  _globals['_GENERATEREQUEST']._serialized_start=527
-  _globals['_GENERATEREQUEST']._serialized_end=770
-  _globals['_GENERATERESPONSE']._serialized_start=773
-  _globals['_GENERATERESPONSE']._serialized_end=1082
-  _globals['_GENERATESTREAMREQUEST']._serialized_start=1084
-  _globals['_GENERATESTREAMREQUEST']._serialized_end=1153
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1156
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1459
-  _globals['_CHATMESSAGE']._serialized_start=1462
-  _globals['_CHATMESSAGE']._serialized_end=1622
-  _globals['_TOOLCALL']._serialized_start=1624
-  _globals['_TOOLCALL']._serialized_end=1679
-  _globals['_TOOL']._serialized_start=1682
-  _globals['_TOOL']._serialized_end=1816
-  _globals['_TOOLCHOICE']._serialized_start=1818
-  _globals['_TOOLCHOICE']._serialized_end=1894
-  _globals['_CHATREQUEST']._serialized_start=1897
-  _globals['_CHATREQUEST']._serialized_end=2370
-  _globals['_CHATRESPONSE']._serialized_start=2373
-  _globals['_CHATRESPONSE']._serialized_end=2706
-  _globals['_CHATSTREAMREQUEST']._serialized_start=2708
-  _globals['_CHATSTREAMREQUEST']._serialized_end=2769
-  _globals['_CHATSTREAMRESPONSE']._serialized_start=2772
-  _globals['_CHATSTREAMRESPONSE']._serialized_end=3137
-  _globals['_TOOLCALLDELTA']._serialized_start=3139
-  _globals['_TOOLCALLDELTA']._serialized_end=3214
-  _globals['_LISTMODELSREQUEST']._serialized_start=3216
-  _globals['_LISTMODELSREQUEST']._serialized_end=3235
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3237
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3292
-  _globals['_MODEL']._serialized_start=3294
-  _globals['_MODEL']._serialized_end=3355
-  _globals['_INFERENCESERVICE']._serialized_start=3565
-  _globals['_INFERENCESERVICE']._serialized_end=3960
+  _globals['_REQUESTOPTIONS']._serialized_end=187
+  _globals['_PROMPTOPTIONS']._serialized_start=190
+  _globals['_PROMPTOPTIONS']._serialized_end=411
+  _globals['_CHATTEMPLATE']._serialized_start=413
+  _globals['_CHATTEMPLATE']._serialized_end=537
+  _globals['_GENERATEREQUEST']._serialized_start=540
+  _globals['_GENERATEREQUEST']._serialized_end=783
+  _globals['_GENERATERESPONSE']._serialized_start=786
+  _globals['_GENERATERESPONSE']._serialized_end=1095
+  _globals['_GENERATESTREAMREQUEST']._serialized_start=1097
+  _globals['_GENERATESTREAMREQUEST']._serialized_end=1166
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=1169
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=1472
+  _globals['_CHATMESSAGE']._serialized_start=1475
+  _globals['_CHATMESSAGE']._serialized_end=1635
+  _globals['_TOOLCALL']._serialized_start=1637
+  _globals['_TOOLCALL']._serialized_end=1692
+  _globals['_TOOL']._serialized_start=1695
+  _globals['_TOOL']._serialized_end=1829
+  _globals['_TOOLCHOICE']._serialized_start=1831
+  _globals['_TOOLCHOICE']._serialized_end=1907
+  _globals['_CHATREQUEST']._serialized_start=1910
+  _globals['_CHATREQUEST']._serialized_end=2383
+  _globals['_CHATRESPONSE']._serialized_start=2386
+  _globals['_CHATRESPONSE']._serialized_end=2719
+  _globals['_CHATSTREAMREQUEST']._serialized_start=2721
+  _globals['_CHATSTREAMREQUEST']._serialized_end=2782
+  _globals['_CHATSTREAMRESPONSE']._serialized_start=2785
+  _globals['_CHATSTREAMRESPONSE']._serialized_end=3150
+  _globals['_TOOLCALLDELTA']._serialized_start=3152
+  _globals['_TOOLCALLDELTA']._serialized_end=3227
+  _globals['_LISTMODELSREQUEST']._serialized_start=3229
+  _globals['_LISTMODELSREQUEST']._serialized_end=3248
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3250
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3305
+  _globals['_MODEL']._serialized_start=3307
+  _globals['_MODEL']._serialized_end=3368
+  _globals['_INFERENCESERVICE']._serialized_start=3578
+  _globals['_INFERENCESERVICE']._serialized_end=3973
 # @@protoc_insertion_point(module_scope)

@@ -82,6 +82,7 @@ class RequestOptions(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ARM_FIELD_NUMBER: _builtins.int
     mode: _generation_pb2.Mode.ValueType
     """Asks for a mode, where the key may; PERMISSION_DENIED where it may not."""
     session: _builtins.str
@@ -92,6 +93,10 @@ class RequestOptions(_message.Message):
     """Which requests go first where some must wait: below 0 before the usual 0,
     above 0 after it. PERMISSION_DENIED below 0 where the key may not.
     """
+    arm: _builtins.str
+    """Asks for an arm of the model's running experiment, for which the request does
+    not count then; PERMISSION_DENIED where the key may not choose a mode.
+    """
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class RequestOptions(_message.Message):
         session: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
+        arm: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "mode", b"mode", "priority", b"priority", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cache_salt", b"cache_salt", "mode", b"mode", "priority", b"priority", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,7 +49,7 @@ def test_the_contract_as_it_is_passes(copy: Path) -> None:
         ("string cache_salt = 3;", "string salt = 3;", "would break"),
         (
             "string cache_salt = 3;",
-            "string cache_salt = 3;\n  // New.\n  bool x = 5;",
+            "string cache_salt = 3;\n  // New.\n  bool x = 99;",
             "make proto",
         ),
         ("string cache_salt = 3;", "string cacheSalt = 3;", ""),
@@ -67,7 +67,7 @@ def test_a_baseline_that_lacks_what_was_added_is_noticed(copy: Path) -> None:
     edit(
         copy / "protos/pdserve/v1/inference.proto",
         "string cache_salt = 3;",
-        "string cache_salt = 3;\n  // New.\n  bool added = 5;",
+        "string cache_salt = 3;\n  // New.\n  bool added = 99;",
     )
     subprocess.run(
         [copy / "scripts" / "protos"],

@@ -191,6 +191,33 @@ async def test_a_shadow_is_served_a_copy_that_nobody_reads() -> None:
 
 
 @on_virtual_time
+async def test_an_arm_may_be_asked_for_and_then_counts_for_nothing() -> None:
+    async with running(*workers()) as core:
+        core.ops.start_experiment(MODEL, asked(assignment="shadow"))
+        await asyncio.sleep(5)
+        for arm, mode in (("a", Mode.COLOCATED), ("b", Mode.DISAGGREGATED)):
+            given = await core.ask(arm=arm)
+            assert (given.route.arm, given.route.mode) == (arm, mode)
+        await settle()
+        assert not [entry for entry in core.access if entry["surface"] == "shadow"]
+        await asyncio.sleep(10)
+        assert slots(core) == []
+
+
+@on_virtual_time
+async def test_an_arm_that_does_not_run_is_refused() -> None:
+    async with running(*workers()) as core:
+        with pytest.raises(RejectedError, match="arm 'a'"):
+            await core.ask(arm="a")
+        core.ops.start_experiment(MODEL, asked())
+        with pytest.raises(RejectedError, match="arm 'c'"):
+            await core.ask(arm="c")
+        core.ops.stop_experiment(MODEL)
+        with pytest.raises(RejectedError, match="arm 'b'"):
+            await core.ask(arm="b")
+
+
+@on_virtual_time
 async def test_copies_are_capped_and_harm_nobody_when_they_fail() -> None:
     prefill, decode = workers()
     async with running(prefill, decode, fallback="fail") as core:

@@ -60,7 +60,7 @@ async def test_every_field_arrives(service: GrpcFacade) -> None:
         token_ids=gen.TokenIds(ids=[1, 2]),
         sampling=gen.SamplingParams(max_tokens=5, temperature=0, top_k=3, stop=["x"]),
         options=pb.RequestOptions(
-            mode=gen.MODE_COLOCATED, session="s", cache_salt="c", priority=-2
+            mode=gen.MODE_COLOCATED, session="s", arm="a", cache_salt="c", priority=-2
         ),
     )
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -70,7 +70,7 @@ async def test_every_field_arrives(service: GrpcFacade) -> None:
     assert spec.prompt == TokenPrompt((1, 2))
     assert spec.sampling == SamplingParams(max_tokens=5, temperature=0.0, top_k=3, stop=("x",))
     assert (spec.mode, spec.session, spec.cache_salt) == (Mode.COLOCATED, "s", "c")
-    assert spec.priority == -2
+    assert (spec.arm, spec.priority) == ("a", -2)
     assert spec.deadline is not None
     assert 50 < spec.deadline - time.monotonic() <= 61
     assert seen.record.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -47,6 +47,7 @@ def schema(value: Any) -> dict[str, Any]:
         ({"x-pdserve-mode": "fastest"}, {}, "x-pdserve-mode"),
         ({"x-pdserve-mode": ""}, {}, "x-pdserve-mode"),
         ({"x-pdserve-session": "s" * 257}, {}, "x-pdserve-session"),
+        ({"x-pdserve-arm": "a" * 257}, {}, "x-pdserve-arm"),
         ({}, {"messages": []}, "messages"),
         ({}, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({}, {"max_tokens": -1}, "max_tokens"),

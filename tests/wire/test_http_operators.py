@@ -151,6 +151,8 @@ async def test_keys() -> None:
         assert seen.spec.tenant == seen.record.tenant == "acme"
         forbidden = await ask("POST", CHAT_PATH, user, **{"x-pdserve-mode": "auto"})
         assert_error(forbidden, 403, "permission_denied", "x-pdserve-mode")
+        forbidden = await ask("POST", CHAT_PATH, user, **{"x-pdserve-arm": "a"})
+        assert_error(forbidden, 403, "permission_denied", "x-pdserve-arm")
         allowed = await ask("POST", CHAT_PATH, admin, **{"x-pdserve-mode": "auto"})
         assert allowed.status_code == 200
 
