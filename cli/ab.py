@@ -7,11 +7,10 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
-from cli.options import DEFAULT_URL, Key, Url
+from cli.options import DEFAULT_URL, GpuHour, Key, Url
 
 if TYPE_CHECKING:
     import httpx
@@ -35,10 +34,11 @@ class ArmMode(StrEnum):
     AUTO = "auto"
 
 
+_DAY_S = 86_400.0
+
 ModelName = Annotated[
     str | None, typer.Option("--model", help="Whose experiment; default: the only model's.")
 ]
-GpuHour = Annotated[float, typer.Option(min=0, metavar="PRICE", help="Of a GPU for an hour.")]
 
 
 @app.command()
@@ -52,12 +52,25 @@ def start(  # noqa: PLR0913  (one option each)
         typer.Option("--file", metavar="FILE", help="YAML: an entry of coordinator.experiments."),
     ] = None,
     assignment: Annotated[
-        AssignmentName, typer.Option(help="Of requests to arms.")
-    ] = AssignmentName.INTERLEAVED,
-    slot: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of one time slot.")] = 60,
+        AssignmentName | None,
+        typer.Option(help="Of requests to arms.", show_default="interleaved"),
+    ] = None,
+    slot: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=_DAY_S, metavar="SECONDS", help="Of one time slot.", show_default="60"
+        ),
+    ] = None,
     washout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Of each slot, that does not count.")
-    ] = 10,
+        float | None,
+        typer.Option(
+            min=0,
+            max=_DAY_S,
+            metavar="SECONDS",
+            help="Of each slot, that does not count.",
+            show_default="10",
+        ),
+    ] = None,
     model: ModelName = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
@@ -68,14 +81,16 @@ def start(  # noqa: PLR0913  (one option each)
 
     if (file is None) is (not arms):
         raise CliError("name two modes or more, as `pdserve ab start colocated auto`, or --file")
+    said = {"assignment": assignment, "slot_s": slot, "washout_s": washout}
     fields: dict[str, Any] = {
         "name": "-or-".join(arms or []),
-        "assignment": assignment.value,
         "arms": [{"name": arm.value, "mode": arm.value} for arm in arms or []],
-        "slot_s": slot,
-        "washout_s": washout,
+        "assignment": AssignmentName.INTERLEAVED,
+        **{name: value for name, value in said.items() if value is not None},
     }
     if file is not None:
+        if any(value is not None for value in said.values()):
+            raise CliError("--file says all of it: leave out --assignment, --slot and --washout")
         fields = _read(file)
     with connect(url, key) as client:
         named = model or fields.pop("model", None) or _only_model(client)
@@ -99,7 +114,7 @@ def status(url: Url = DEFAULT_URL, key: Key = None) -> None:
 @app.command()
 def report(
     model: ModelName = None,
-    gpu_hour: GpuHour = 1.0,
+    gpu_hour: GpuHour = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: Annotated[
@@ -154,14 +169,18 @@ def _line(told: dict[str, Any]) -> str:
 
 
 def _path(model: str) -> str:
-    return f"/experiments/{quote(model, safe='')}"
+    from cli.http import part
+
+    return f"/experiments/{part(model)}"
 
 
 def _only_model(client: httpx.Client) -> str:
     from cli.failure import CliError
     from cli.http import get_json
 
-    names = [model["id"] for model in get_json(client, "/v1/models")["data"]]
+    cards = get_json(client, "/v1/models")["data"]
+    # Adapters take part in the experiment of their model.
+    names = [card["id"] for card in cards if card["parent"] is None]
     if len(names) != 1:
         raise CliError(f"--model: one of {', '.join(names)}")
     return str(names[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import GpuName, ModelName
+from cli.options import GpuHour, GpuName, ModelName
 from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def simulate(  # noqa: PLR0913  (one option each)
     blocks: Annotated[int | None, typer.Option(min=1, help="Only so many slots.")] = None,
     ttft: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 2.0,
     tpot: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 0.05,
-    gpu_hour: Annotated[
-        float, typer.Option(min=0, metavar="PRICE", help="Of a GPU for an hour.")
-    ] = 1.0,
+    gpu_hour: GpuHour = None,
 ) -> None:
     """The report of an experiment on simulated GPUs: colocated, or disaggregated as planned."""
     from dataclasses import replace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
@@ -20,10 +19,10 @@ def drain(
     ] = 30.0,
 ) -> None:
     """Takes a worker out: nothing new, and waits for what runs there."""
-    from cli.http import check, connect
+    from cli.http import check, connect, part
 
     with connect(url, key) as client:
-        path = f"/fleet/workers/{quote(worker, safe='')}/drain"
+        path = f"/fleet/workers/{part(worker)}/drain"
         response = client.put(path, params={"deadline_s": deadline})
         check(response)
         unfinished = response.json()["unfinished"]

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -37,14 +38,21 @@ def connect(url: str, key: str | None) -> Iterator[httpx.Client]:
         raise CliError(f"{url}: {error}") from None
     except httpx.RemoteProtocolError:
         raise CliError(f"{url} broke off in the middle of an answer") from None
+    except httpx.ReadTimeout:
+        raise CliError(f"{url} took too long to answer") from None
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise CliError(f"no coordinator answers at {url}: {reason}") from None
 
 
-def get_json(client: httpx.Client, path: str) -> Any:
+def part(name: str) -> str:
+    """A name as one part of a path, whatever is in it: `..` too, which else is resolved."""
+    return quote(name, safe="").replace(".", "%2E")
+
+
+def get_json(client: httpx.Client, path: str, timeout_s: float = 10.0) -> Any:
     """Raises CliError when the answer is a refusal, or is no JSON."""
-    response = client.get(path, timeout=10.0)
+    response = client.get(path, timeout=timeout_s)
     check(response)
     try:
         return response.json()

@@ -96,6 +96,7 @@ def _first_line(error: ValueError) -> str:
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{first['loc'][0]}: {first['msg']}"
+        from pdserve.section import first_of
+
+        return ": ".join(first_of(error))
     return str(error)

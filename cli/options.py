@@ -90,6 +90,17 @@ KvCache = Annotated[
 KeysFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="API keys; without, everybody may call.")
 ]
+MAX_PRICE = 1_000_000
+GpuHour = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=MAX_PRICE,
+        metavar="PRICE",
+        help="Of a GPU for an hour.",
+        show_default="as configured, else hours are told",
+    ),
+]
 Parent = Annotated[
     int | None, typer.Option(hidden=True, help="Process id to die with, if it is the parent.")
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -34,10 +33,10 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="The timeline as JSON.")] = False,
 ) -> None:
     """Shows where the time of one request went."""
-    from cli.http import connect, get_json
+    from cli.http import connect, get_json, part
 
     with connect(url, key) as client:
-        timeline = get_json(client, f"/fleet/requests/{quote(request_id, safe='')}")
+        timeline = get_json(client, f"/fleet/requests/{part(request_id)}")
     if as_json:
         print(json.dumps(timeline, indent=2))
         return

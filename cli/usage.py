@@ -35,6 +35,9 @@ class By(StrEnum):
 
 
 _WIDTH = 120
+_WAIT_S = 70.0
+"""For the ledger: what it writes and what it reads may each wait half a minute for its database."""
+_FORMULA = ("=", "+", "-", "@")
 _TOKENS = {"prompt_tokens": "prompt", "cached_tokens": "cached", "completion_tokens": "answer"}
 _Moment = "a date (2026-11-30), a time (2026-11-30T12:00), both UTC, or how long ago: 90s, 24h, 7d"
 
@@ -58,9 +61,9 @@ def usage(  # noqa: PLR0913  (every one is an option)
     bounds = [(name, moment(text, now)) for name, text in (("since", since), ("until", until))]
     query = "".join(f"&{name}={at:f}" for name, at in bounds if at is not None)
     with connect(url, key) as client:
-        told = get_json(client, f"/usage?by={by}{query}")
+        told = get_json(client, f"/usage?by={by}{query}", _WAIT_S)
     if csv_file is not None:
-        write_csv(told["rows"], csv_file)
+        write_csv(told["columns"], told["rows"], csv_file)
     if as_json:
         print(json.dumps(told, indent=2))
     elif csv_file is None:
@@ -76,35 +79,39 @@ def moment(text: str | None, now: datetime) -> float | None:
 
     if text is None:
         return None
-    if ago := _AGO.fullmatch(text):
-        return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
     try:
+        if ago := _AGO.fullmatch(text):
+            return (now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})).timestamp()
         at = datetime.fromisoformat(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # nor is one before there were years
         raise CliError(f"{text!r} is no moment: give {_Moment}") from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def write_csv(rows: list[dict[str, Any]], file: Path) -> None:
-    """Raises CliError where it cannot be written."""
+def write_csv(columns: list[str], rows: list[dict[str, Any]], file: Path) -> None:
+    """Text that a spreadsheet would take for a formula gets an apostrophe before it: ids come
+    from clients. Raises CliError where it cannot be written."""
     from cli.failure import CliError
 
+    lines = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
+    if str(file) == "-":
+        csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
+        return
     try:
-        out = sys.stdout if str(file) == "-" else file.open("w", newline="", encoding="utf-8")
+        with file.open("w", newline="", encoding="utf-8") as out:
+            csv.writer(out, lineterminator="\n").writerows(lines)
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from None
-    try:
-        writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    finally:
-        if out is not sys.stdout:
-            out.close()
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def picture(told: dict[str, Any]) -> Table:
     """The rows as a table; money is in the ledger's currency."""
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     by = told["by"]
@@ -127,7 +134,7 @@ def picture(told: dict[str, Any]) -> Table:
         table.add_column(title, justify="right")
     for row in told["rows"]:
         table.add_row(
-            *(str(row[name]) or "-" for name in names),
+            *(escape(str(row[name])) or "-" for name in names),
             *(f"{row[name]:,}" for name in counts),
             *(f"{row[name]:,.4g}" for name in costs),
         )

@@ -41,7 +41,8 @@ _CLIENTS_OWN = frozenset(
 @dataclass(slots=True)
 class _Run:
     """One experiment from its start. `tallies` are those that are not whole yet, by block and
-    arm, `done` the others; `recent` whether an arm's latest requests were good."""
+    arm, `done` the others; `recent` whether an arm's latest requests were good, `capacity` the
+    most that it could use so far: GPUs, and their price for an hour."""
 
     experiment: Experiment
     policies: dict[str, ModelPolicy]
@@ -52,6 +53,7 @@ class _Run:
     tallies: dict[tuple[int, str], Tally] = field(default_factory=dict)
     done: list[dict[str, Any]] = field(default_factory=list)
     recent: dict[str, deque[bool]] = field(default_factory=dict)
+    capacity: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def close(self, now: float) -> None:
         """Puts whole slots away."""
@@ -128,12 +130,14 @@ class Experiments:
         run = self._runs.get(spec.model)
         if run is None or run.ended is not None:
             return model
+        # By the time of joining: a body that came slowly must not fall into a slot that is told.
+        elapsed_s = time.monotonic() - run.began
         keys = {"request": spec.request_id, "session": spec.session, "tenant": spec.tenant}
         # A request without a session or a tenant falls into an arm by itself.
         key = keys[run.experiment.key] or spec.request_id
-        found = place(run.experiment, run.seed, record.received - run.began, key, run.stopped)
+        found = place(run.experiment, run.seed, elapsed_s, key, run.stopped)
         if found.counts:
-            _enter(record, run.tally(found.block, found.slot, found.arm))
+            self._enter(record, run, found.block, found.slot, found.arm)
         return replace(model, policy=run.policies[found.arm])
 
     def asked(self, model: ServedModel, spec: GenerateSpec) -> ServedModel:
@@ -165,7 +169,7 @@ class Experiments:
         self._copies[name] += 1
         found = place(run.experiment, run.seed, record.received - run.began, "", run.stopped)
         if found.counts:
-            _enter(record, run.tally(found.block, found.slot, other.name))
+            self._enter(record, run, found.block, found.slot, other.name)
         return replace(model, policy=run.policies[other.name])
 
     def copy_ended(self, model: str) -> None:
@@ -182,7 +186,9 @@ class Experiments:
         if good is None:
             return
         first, usage = record.first_token, record.usage
-        tokens = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+        tokens = 0
+        if usage is not None:
+            tokens = usage.prompt_tokens * record.counts_prompt + usage.completion_tokens
         gaps = histogram.empty() if record.gaps is None else record.gaps[0]
         tally.count(good, tokens, None if first is None else first - record.received, gaps)
         self._guard(run, tally.arm, good)
@@ -197,12 +203,20 @@ class Experiments:
         if run is None:
             return None
         run.close(time.monotonic())
-        return {**self._told(run), "slots": run.done}
+        return {**self._told(run), "slots": list(run.done)}
+
+    def _enter(self, record: RequestRecord, run: _Run, block: int, slot: int, arm: str) -> None:
+        if (block, arm) not in run.tallies:
+            self._note_capacity(run)
+        record.tally = run.tally(block, slot, arm)
+        record.tally.open += 1
+        record.gaps = (histogram.empty(), [0.0])
 
     def _told(self, run: _Run) -> dict[str, Any]:
         config = run.experiment
         policy = self._models[config.model].policy
         until = time.monotonic() if run.ended is None else run.ended
+        self._note_capacity(run)
         return {
             "name": config.name,
             "model": config.model,
@@ -222,46 +236,56 @@ class Experiments:
                     "name": arm.name,
                     "mode": arm.mode.value,
                     "weight": arm.weight,
-                    "gpus": self._gpus(config.model, arm.mode),
+                    "gpus": run.capacity[arm.name][0],
+                    "hour": run.capacity[arm.name][1],
                     "stopped": run.stopped.get(arm.name, ""),
                 }
                 for arm in config.arms
             ],
         }
 
-    def _gpus(self, model: str, mode: Mode) -> int:
-        """Of the connected workers that requests in this mode can use; on CPU, their ranks."""
-        total = 0
+    def _note_capacity(self, run: _Run) -> None:
+        """The most counts: a worker that is away for a while makes no arm cheaper."""
+        if run.ended is not None and run.capacity:
+            return
+        for arm in run.experiment.arms:
+            now = self._capacity(run.experiment.model, arm.mode)
+            run.capacity[arm.name] = max(run.capacity.get(arm.name, now), now)
+
+    def _capacity(self, model: str, mode: Mode) -> tuple[int, float]:
+        """GPUs of the connected workers that requests in this mode can use, on CPU their ranks,
+        and what these cost an hour, as configured."""
+        prices = self._models[model].config.prices
+        gpus, hour = 0, 0.0
         for worker in self._fleet.workers():
             info = worker.info
             if not worker.connected or info is None or info.model != model:
                 continue
-            if mode is not Mode.COLOCATED or Role.DECODE in info.roles:
-                total += info.fingerprint.tensor_parallel * info.fingerprint.pipeline_parallel
-        return total
+            writes = Role.DECODE in info.roles
+            if writes or mode is not Mode.COLOCATED:
+                ranks = info.fingerprint.tensor_parallel * info.fingerprint.pipeline_parallel
+                gpus += ranks
+                hour += ranks * (prices.decode if writes else prices.prefill)
+        return gpus, hour
 
     def _guard(self, run: _Run, arm: str, good: bool) -> None:
-        """Stops the arm where most of its latest requests missed their targets, and those of
-        another one do not: else it is the load."""
+        """Stops the arm where most of its latest requests missed their targets, and as many of
+        another one do not: else it is the load. Never one that serves all."""
         recent = run.recent.setdefault(arm, deque(maxlen=GUARDED))
         recent.append(good)
         least = run.experiment.guard
         if least is None or arm in run.stopped or len(recent) < GUARDED or _share(recent) >= least:
             return
+        if run.experiment.assignment == "shadow" and arm == run.experiment.arms[0].name:
+            return
         others = [it for name, it in run.recent.items() if name not in (arm, *run.stopped)]
-        if not any(_share(other) >= least for other in others):
+        if not any(len(it) == GUARDED and _share(it) >= least for it in others):
             return
         why = f"{arm} met its targets in {sum(recent)} of its last {GUARDED} requests"
         run.stopped[arm] = why
         config = run.experiment
         self._metrics.arm_stopped(config.model, arm)
         log.warning("arm stopped", experiment=config.name, model=config.model, arm=arm, cause=why)
-
-
-def _enter(record: RequestRecord, tally: Tally) -> None:
-    tally.open += 1
-    record.tally = tally
-    record.gaps = (histogram.empty(), [0.0])
 
 
 def _share(recent: deque[bool]) -> float:

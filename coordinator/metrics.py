@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.histogram import FINE_BUCKETS, ITL_BUCKETS, empty
 from coordinator.policy.ticket import Priority
-from coordinator.record import RequestRecord
+from coordinator.record import SHADOW, RequestRecord
 from pdserve.errors import ErrorReason
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50)
@@ -241,7 +241,8 @@ class CoordinatorMetrics:
         self._stopped_arms.labels(model, arm).inc()
 
     def request_done(self, record: RequestRecord, reason: ErrorReason | None, ended: float) -> None:
-        """`ended` on the clock of `record.received`."""
+        """`ended` on the clock of `record.received`. A copy is counted and no more: what else is
+        told is what clients saw."""
         route = record.route
         mode = "none" if route is None else route.mode.value
         arm = (route.arm if route is not None else "") or "none"
@@ -253,6 +254,8 @@ class CoordinatorMetrics:
             _outcome(reason),
             "none" if reason is None else reason.label,
         ).inc()
+        if record.surface == SHADOW:
+            return
         if record.first_token is not None:
             if record.gaps is not None:
                 self.inter_token.fold(record.model, mode, record.gaps)

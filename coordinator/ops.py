@@ -18,7 +18,7 @@ from coordinator.gateway import usage
 from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.ledger import Ledger
-from coordinator.gateway.ledger_store import GROUPS, LedgerError
+from coordinator.gateway.ledger_store import GROUPS, LedgerError, TooManyEntriesError
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.estimate import Estimates
 from coordinator.policy.health import WorkerState
@@ -28,6 +28,7 @@ from coordinator.timelines import RECENT, SLOWEST, Timelines
 from coordinator.traffic import traffic
 from pdserve.config_experiment import Experiment
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
+from pdserve.section import first_of
 from pdserve.types import Fallback, Mode, Role
 
 log = structlog.get_logger("ops")
@@ -145,12 +146,9 @@ class Ops:
         try:
             self._experiments.start(Experiment.model_validate({**asked, "model": model}))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise RejectedError(
-                ErrorReason.INVALID_ARGUMENT,
-                first["msg"],
-                param=".".join(map(str, first["loc"])) or None,
-            ) from None
+            field, why = first_of(error)
+            words = f"{field}: {why}" if field else why
+            raise RejectedError(ErrorReason.INVALID_ARGUMENT, words, param=field or None) from None
         except ConfigError as error:
             raise RejectedError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
         return self.experiment(model)
@@ -204,13 +202,17 @@ class Ops:
         since_us, until_us = round(since_s * 1e6), round(until_s * 1e6)
         try:
             if by == EACH:
+                columns = usage.columns_of_requests()
                 rows = usage.of_requests(await self._ledger.entries(since_us, until_us))
             else:
+                columns = usage.columns_of_groups(by)
                 rows = usage.of_groups(by, await self._ledger.sums(by, since_us, until_us))
-        except LedgerError as error:
+        except TooManyEntriesError as error:
+            raise RejectedError(ErrorReason.INVALID_ARGUMENT, str(error), param="since") from None
+        except (LedgerError, OSError) as error:  # of the database, and of the journal
             log.error("ledger cannot be read", cause=str(error))
             raise PdserveError(ErrorReason.INTERNAL, "the ledger cannot be read now") from None
-        return {"currency": self._ledger.currency, "by": by, "rows": rows}
+        return {"currency": self._ledger.currency, "by": by, "columns": columns, "rows": rows}
 
     def stop(self) -> None:
         """Not ready any more: this coordinator is to end."""

@@ -12,6 +12,9 @@ from pdserve.errors import ErrorReason, PdserveError
 from pdserve.tracing import Place, new_span_id
 from pdserve.types import FinishReason, Route, Usage
 
+SHADOW = "shadow"
+"""The surface of a copy, which came from no client."""
+
 
 @dataclass(slots=True)
 class RequestRecord:

@@ -12,7 +12,7 @@ from coordinator.experiments import Experiments
 from coordinator.fleet import Fleet
 from coordinator.observer import Observer
 from coordinator.policy.prefix import PromptBlocks
-from coordinator.record import RequestRecord, ended_by
+from coordinator.record import SHADOW, RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from pdserve.errors import ErrorReason, PdserveError
 from pdserve.types import EngineRequest
@@ -46,7 +46,7 @@ class Shadow:
         name = f"{request.request_id}-shadow"
         twin = replace(
             record.twin(name, counts_prompt=True),
-            surface="shadow",
+            surface=SHADOW,
             received=time.monotonic(),
             tally=None,
             gaps=None,

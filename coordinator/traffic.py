@@ -8,6 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from coordinator.record import SHADOW
+
 _TTFT = "pdserve_time_to_first_token_seconds"
 _ITL = "pdserve_inter_token_latency_seconds"
 _REQUESTS = "pdserve_requests"
@@ -16,11 +18,11 @@ _REQUESTS = "pdserve_requests"
 def traffic(registry: CollectorRegistry) -> dict[str, Any]:
     """Requests by mode and outcome; time to first token and between tokens by mode, as
     cumulative counts of buckets, whose upper bounds are in seconds but for the last, which has
-    none. Of all models together."""
+    none. Of all models together, without copies."""
     families = {family.name: family for family in registry.collect()}
     requests: dict[tuple[str, str], float] = defaultdict(float)
     for sample in families[_REQUESTS].samples:
-        if sample.name == "pdserve_requests_total":
+        if sample.name == "pdserve_requests_total" and sample.labels["surface"] != SHADOW:
             requests[sample.labels["mode"], sample.labels["outcome"]] += sample.value
     return {
         "requests": [

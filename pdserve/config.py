@@ -24,7 +24,7 @@ from pydantic_settings.exceptions import SettingsError
 from pdserve.config_experiment import Experiment
 from pdserve.config_ledger import LedgerConfig, Prices
 from pdserve.errors import ConfigError
-from pdserve.section import Name
+from pdserve.section import Name, first_of
 from pdserve.section import Section as _Section
 from pdserve.sources import parse_source
 from pdserve.tracing_config import TracingConfig
@@ -353,9 +353,8 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     try:
         return _FromFile(**flags)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"configuration: {field}: {first['msg']}") from None
+        field, why = first_of(error)
+        raise ConfigError(f"configuration: {field}: {why}") from None
     except (SettingsError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration: {' '.join(str(error).split())}") from None
     except ValueError:  # of dict(), which the file's content is put through

@@ -9,15 +9,24 @@ from pydantic import Field, field_validator
 
 from pdserve.section import Name, Section
 
+MAX_PRICE = 1_000_000.0
+"""So that a charge in billionths fits into the 64 bits that databases have for it."""
+
 
 class Prices(Section):
     """What an hour of one GPU costs, in the ledger's currency; on CPU, of one rank of a worker."""
 
     prefill: float = Field(
-        default=0.0, ge=0, description="an hour of one GPU of a worker that only reads prompts"
+        default=0.0,
+        ge=0,
+        le=MAX_PRICE,
+        description="an hour of one GPU of a worker that only reads prompts",
     )
     decode: float = Field(
-        default=0.0, ge=0, description="the same of one that writes answers, or does both"
+        default=0.0,
+        ge=0,
+        le=MAX_PRICE,
+        description="the same of one that writes answers, or does both",
     )
 
 

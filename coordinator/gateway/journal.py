@@ -31,7 +31,9 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
         except OSError:
             os.close(self._lock)
-            raise ConfigError(f"ledger.folder: {folder} is another coordinator's") from None
+            raise ConfigError(
+                f"ledger.folder: another coordinator uses {folder.parent}: give each its own"
+            ) from None
         self._closed = sorted(folder.glob(f"*{_SUFFIX}"))
         self._number = int(self._closed[-1].stem) if self._closed else 0
         self._open: int | None = None

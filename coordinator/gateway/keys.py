@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coordinator.policy.ticket import Priority
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
+from pdserve.section import Name, first_of
 
 _PREFIX = "pd-"
 _HASH_PREFIX = "blake3:"
@@ -43,8 +44,8 @@ class KeyEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(min_length=1)
-    tenant: str = Field(min_length=1)
+    id: Name
+    tenant: Name
     # An unsalted fast hash is enough: a key has 256 random bits, there is nothing to guess.
     hash: str = Field(pattern=f"^{_HASH_PREFIX}[0-9a-f]{{64}}$")
     admin: bool = False
@@ -104,9 +105,8 @@ class KeyRing:
         except OSError as error:
             raise ConfigError(f"keys file {path}: {error.strerror}") from None
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise ConfigError(f"keys file {path}: {field}: {first['msg']}") from None
+            field, why = first_of(error)
+            raise ConfigError(f"keys file {path}: {field or 'the file'}: {why}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"keys file {path}: {' '.join(str(error).split())}") from None
 

@@ -70,6 +70,10 @@ class LedgerError(Exception):
     """The database cannot be used; in one line."""
 
 
+class TooManyEntriesError(LedgerError):
+    """More were asked for than are given out at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """What the charges of one group add up to. `group` is the value that they share, of days
@@ -88,12 +92,14 @@ class Sums:
 
 
 class LedgerStore:
-    """Blocking; may be used by several threads. Every method raises LedgerError."""
+    """Blocking; may be used by several threads. Every method raises LedgerError, or OSError where
+    the file of a database cannot be had."""
 
     def __init__(self, config: LedgerConfig) -> None:
         """Connects to nothing yet."""
         assert config.folder is not None
-        self._engine = _engine(config.url, config.folder / "ledger.sqlite3")
+        self._file = None if config.url else config.folder / "ledger.sqlite3"
+        self._engine = _engine(config.url, self._file)
         self._insert = _INSERT[self._engine.dialect.name](charges).on_conflict_do_nothing(
             index_elements=[charges.c.charge_id]
         )
@@ -122,7 +128,7 @@ class LedgerStore:
         return [_sums(row) for row in rows]
 
     def entries(self, since_us: int, until_us: int) -> list[Charge]:
-        """The charges themselves, by time; more than MAX_ENTRIES are a LedgerError."""
+        """The charges themselves, by time; more than MAX_ENTRIES raise TooManyEntriesError."""
         query = sa.select(charges).where(_within(since_us, until_us))
         with _told():
             self._prepare()
@@ -131,7 +137,7 @@ class LedgerStore:
                     query.order_by(charges.c.at_us).limit(MAX_ENTRIES + 1)
                 ).all()
         if len(rows) > MAX_ENTRIES:
-            raise LedgerError(f"more than {MAX_ENTRIES} entries: ask for a shorter time")
+            raise TooManyEntriesError(f"more than {MAX_ENTRIES:,} entries: ask for a shorter time")
         return [Charge(**row._mapping) for row in rows]
 
     def close(self) -> None:
@@ -145,6 +151,8 @@ class LedgerStore:
             self._ready = True
 
     def _make(self) -> None:
+        if self._file is not None:
+            self._file.touch(mode=0o600)  # who uses what is its owner's to know
         with self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":  # two coordinators may start at once
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7365727665)"))
@@ -179,7 +187,7 @@ class _told:
             raise LedgerError(" ".join(str(cause).split())) from error
 
 
-def _engine(url: str | None, file: Path) -> sa.Engine:
+def _engine(url: str | None, file: Path | None) -> sa.Engine:
     if url is not None:
         of_driver = sa.make_url(url).set(drivername="postgresql+psycopg")
         # A connection that the database ended meanwhile is no failure.

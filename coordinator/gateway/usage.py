@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,18 @@ from coordinator.gateway.charge import Charge
 from coordinator.gateway.ledger_store import Sums
 from coordinator.policy.pricing import NANO
 
+_COSTS = ("prefill_cost", "decode_cost", "cost")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def columns_of_groups(by: str) -> list[str]:
+    """The names in a row of `of_groups`, also where there is none."""
+    return [by, *_kept(Sums, "group"), *_COSTS, "cost_per_request", "cost_per_million_tokens"]
+
+
+def columns_of_requests() -> list[str]:
+    """Likewise of `of_requests`."""
+    return ["at", *_kept(Charge, "at_us"), *_COSTS]
 
 
 def of_groups(by: str, sums: Iterable[Sums]) -> list[dict[str, Any]]:
@@ -29,6 +40,11 @@ def of_requests(charges: Iterable[Charge]) -> list[dict[str, Any]]:
         {"at": _time(charge.at_us).isoformat(), **_money(_rest(charge, "at_us"))}
         for charge in charges
     ]
+
+
+def _kept(kind: type[Sums | Charge], left_out: str) -> list[str]:
+    names = (field.name for field in fields(kind))
+    return [name for name in names if name != left_out and not name.endswith("_nano")]
 
 
 def _named(by: str, group: str | int) -> str:

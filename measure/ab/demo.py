@@ -56,7 +56,7 @@ def main() -> None:
         f"{targets.ttft_s:g} s and took at most {targets.tpot_s * 1000:g} ms a token after that."
     ]
     for experiment in experiments:
-        parts += [f"### {experiment.name}", render(experiment, compare(experiment, 1.0))]
+        parts += [f"### {experiment.name}", render(experiment, compare(experiment, None))]
     Console().print(Markdown("\n\n".join(parts)))
     if asked.write is not None:
         page = asked.write.read_text() if asked.write.exists() else ""

@@ -44,8 +44,9 @@ class Comparison:
     verdict: str
 
 
-def compare(experiment: Experiment, gpu_hour: float) -> list[Comparison]:
-    """Each arm with the first. `gpu_hour` is the price of a GPU for an hour."""
+def compare(experiment: Experiment, gpu_hour: float | None) -> list[Comparison]:
+    """Each arm with the first. `gpu_hour` is the price of a GPU for an hour; None: what the arms'
+    own GPUs cost, and where that is not known, costs are hours of GPUs."""
     first, *others = experiment.arms
     found = {(slot.block, slot.arm): slot for slot in experiment.slots if slot.asked}
     return [_compare(experiment, found, (first, other), gpu_hour) for other in others]
@@ -55,7 +56,7 @@ def _compare(
     experiment: Experiment,
     found: Mapping[tuple[int, str], Slot],
     arms: tuple[Arm, Arm],
-    gpu_hour: float,
+    gpu_hour: float | None,
 ) -> Comparison:
     first, other = arms
     blocks = sorted(block for block, arm in found if arm == first.name)
@@ -85,18 +86,21 @@ def _verdict(
     experiment: Experiment, arms: tuple[Arm, Arm], decisive: Interval, seen: tuple[int, float]
 ) -> str:
     first, other = arms
-    for arm in arms:
-        if arm.stopped:
-            return f"{_keep(first) if arm is other else _take(first, other)}: {arm.stopped}"
+    stopped = next((arm.stopped for arm in arms if arm.stopped), "")
     if experiment.assignment == "shadow":
-        return "no verdict: copies share the fleet with what they are copies of"
-    if not experiment.equal_weights:
-        return "no verdict: arms of unequal weight are not compared block by block"
-    if decisive.low > 0:
-        return _take(first, other)
-    if decisive.high < 0:
-        return _keep(first)
-    return f"not yet known, {_more(*seen)}"
+        words = "no verdict: copies share the fleet with what they are copies of"
+    elif not experiment.equal_weights:
+        words = "no verdict: arms of unequal weight are not compared block by block"
+    elif decisive.low > 0:
+        words = _take(first, other)
+    elif decisive.high < 0:
+        words = _keep(first)
+    elif stopped:
+        words = "not known"
+    else:
+        words = f"not yet known, {_more(*seen)}"
+    # A guard rail looks at few requests of one moment: it spares users, and proves nothing.
+    return f"{words}; stopped: {stopped}" if stopped else words
 
 
 def _keep(first: Arm) -> str:
@@ -184,34 +188,37 @@ def _latency(
     return Row(name, unit, shown[0], shown[1], _as_ratio(change))
 
 
-def _cost(pairs: Sequence[Pair], arms: tuple[Arm, Arm], gpu_hour: float) -> Row:
+def _cost(pairs: Sequence[Pair], arms: tuple[Arm, Arm], gpu_hour: float | None) -> Row:
     """Of a million tokens, prompts and answers, in answers that met the targets."""
-
-    def seconds(slot: Slot, arm: Arm) -> float:
-        return slot.seconds * arm.gpus
-
-    first, other = arms
-    # Fewer tokens a GPU-second are a higher cost; none at all still are a number.
+    unit = "per million good tokens"
+    if gpu_hour is not None:
+        hours = [arm.gpus * gpu_hour for arm in arms]
+    elif all(arm.hour for arm in arms):
+        hours = [arm.hour for arm in arms]
+    else:
+        hours, unit = [arm.gpus for arm in arms], f"GPU hours {unit}"
+    # Fewer tokens for the money are a higher cost; none at all still are a number.
     change = interval(
         [
-            -_relative(
-                mine.good_tokens / seconds(mine, first), theirs.good_tokens / seconds(theirs, other)
-            )
-            for mine, theirs in pairs
+            -_relative(*(
+                slot.good_tokens / (slot.seconds * (hour or 1.0))
+                for slot, hour in zip(pair, hours, strict=True)
+            ))
+            for pair in pairs
         ],
         ALPHA,
-    )
+    )  # fmt: skip
     shown = [
         _times(
             _over(
-                sum(seconds(pair[side], arm) for pair in pairs),
+                sum(pair[side].seconds for pair in pairs),
                 sum(pair[side].good_tokens for pair in pairs),
             ),
-            gpu_hour / 3600 * 1e6,
+            hour / 3600 * 1e6,
         )
-        for side, arm in enumerate(arms)
+        for side, hour in enumerate(hours)
     ]
-    return Row("cost", "per million good tokens", shown[0], shown[1], _as_ratio(change))
+    return Row("cost", unit, shown[0], shown[1], _as_ratio(change))
 
 
 def _relative(first: float, other: float) -> float:

@@ -26,12 +26,14 @@ def quantiles(seconds: npt.ArrayLike) -> Quantiles | None:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """`gpus` are those that it can use; `stopped` says in words why it gets no traffic any more."""
+    """`gpus` are those that it can use, and `hour` is what all of them cost an hour, 0 where no
+    price is known; `stopped` says in words why it gets no traffic any more."""
 
     name: str
     mode: Mode
     gpus: float
     stopped: str = ""
+    hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ def experiment(told: Mapping[str, Any]) -> Experiment:
         model=told["model"],
         assignment=told["assignment"],
         arms=[
-            Arm(arm["name"], Mode(arm["mode"]), arm["gpus"], arm["stopped"]) for arm in told["arms"]
+            # One that no worker was ever there for is compared as if it had one.
+            Arm(arm["name"], Mode(arm["mode"]), max(1, arm["gpus"]), arm["stopped"], arm["hour"])
+            for arm in told["arms"]
         ],
         slots=[
             Slot(**{**slot, "ttft_s": _three(slot["ttft_s"]), "itl_s": _three(slot["itl_s"])})

@@ -12,6 +12,7 @@ import httpx
 import yaml
 
 from cli.ports import pick
+from coordinator.gateway.ledger import LedgerMetrics
 from pdserve.config import Listen
 from pdserve.metrics import metrics_server
 from pdserve.types import Role
@@ -75,6 +76,7 @@ async def test_rules_and_dashboard_hold_on_what_a_fleet_exposes(tmp_path: Path) 
     reader, writer = SimFleetWorker("p", Role.PREFILL), SimFleetWorker("d", Role.DECODE)
     with ExitStack() as stack:
         async with sim_fleet(reader, writer) as fleet:
+            LedgerMetrics(fleet.coordinator.registry)
             targets = [fleet.coordinator.addresses["http"]] + [
                 stack.enter_context(metrics_server(Listen(), worker.registry, None))
                 for worker in (reader, writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import cosh, exp, inf, isfinite, log
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from measure.ab import evidence, synthetic
 from measure.ab.demo import slot_of
 from measure.ab.evidence import Interval, interval, times_as_many
-from measure.ab.report import Comparison, compare
+from measure.ab.report import Comparison, Row, compare
 from measure.ab.slots import Arm, Experiment, Slot, experiment
 from measure.ab.words import render
 from measure.bench.answer import Answer
@@ -176,14 +177,48 @@ def test_arms_of_one_mode_are_told_by_name() -> None:
     assert compared((90, 50), 12, (old, new)).verdict == "keep old"
 
 
-def test_an_arm_that_was_stopped_decides() -> None:
-    broken = Arm("split", Mode.DISAGGREGATED, 2, stopped="it broke its SLO")
-    assert compared((90, 90), 1, (COLOCATED, broken)).verdict == "stay colocated: it broke its SLO"
+BROKEN = Arm("split", Mode.DISAGGREGATED, 2, stopped="it broke its SLO")
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_guard_rail_makes_no_verdict(stopped: int) -> None:
+    """Of equal arms that both meet their targets half of the time, it stops one or the other:
+    by its few requests, whose probability of a false verdict nobody knows."""
+    arms = [COLOCATED, SPLIT]
+    arms[stopped] = replace(arms[stopped], stopped="it broke its SLO")
+    equal = compared((50, 50), 5, (arms[0], arms[1]))
+    assert equal.verdict == "not known; stopped: it broke its SLO"
+    clear = compared((90, 50), 12, (arms[0], arms[1]))
+    assert clear.verdict == "stay colocated; stopped: it broke its SLO"
 
 
 @pytest.mark.parametrize("fields", [{"assignment": "shadow"}, {"equal_weights": False}])
-def test_what_is_not_comparable_has_no_verdict(fields: dict[str, object]) -> None:
-    assert compared((50, 90), 12, **fields).verdict.startswith("no verdict: ")
+@pytest.mark.parametrize("second", [SPLIT, BROKEN])
+def test_what_is_not_comparable_has_no_verdict(second: Arm, fields: dict[str, object]) -> None:
+    found = compared((50, 90), 12, (COLOCATED, second), **fields)
+    assert found.verdict.startswith("no verdict: ")
+
+
+def cost(arms: tuple[Arm, Arm], gpu_hour: float | None) -> Row:
+    slots = [slot(n, arm.name, 50) for n in range(20) for arm in arms]
+    [found] = compare(Experiment("e", "m", "interleaved", arms, slots), gpu_hour)
+    return next(row for row in found.rows if row.name == "cost")
+
+
+def test_costs_are_those_of_the_arms_own_gpus_unless_a_price_is_said() -> None:
+    """50,000 good tokens in 50 s: a million take 1,000 s."""
+    dear = replace(COLOCATED, hour=7.2), replace(SPLIT, hour=14.4)
+    row = cost(dear, None)
+    assert row.unit == "per million good tokens"
+    assert (row.first, row.other) == pytest.approx((2.0, 4.0))
+    assert row.change.middle == pytest.approx(1.0, abs=1e-6)
+    said = cost(dear, 3.6)
+    assert (said.first, said.other) == pytest.approx((2.0, 2.0))
+    assert said.change.middle == pytest.approx(0.0, abs=1e-6)
+    assert cost(dear, 0.0).first == 0
+    hours = cost((dear[0], SPLIT), None)  # half a price is none
+    assert hours.unit == "GPU hours per million good tokens"
+    assert (hours.first, hours.other) == pytest.approx((2 / 3.6, 2 / 3.6))
 
 
 def test_capacity_counts() -> None:
@@ -243,8 +278,8 @@ def test_a_coordinators_words_are_read() -> None:
         "model": "m",
         "assignment": "sticky",
         "arms": [
-            {"name": "a", "mode": "auto", "gpus": 2, "weight": 1.0, "stopped": "", "recent": None},
-            {"name": "b", "mode": "auto", "gpus": 2, "weight": 2.0, "stopped": "no"},
+            {"name": "a", "mode": "auto", "gpus": 2, "weight": 1.0, "stopped": "", "hour": 5.5},
+            {"name": "b", "mode": "auto", "gpus": 0, "weight": 2.0, "stopped": "no", "hour": 0},
         ],
         "slots": [
             {
@@ -255,7 +290,7 @@ def test_a_coordinators_words_are_read() -> None:
     }  # fmt: skip
     read = experiment(told)
     assert read.slots == [Slot(3, "a", 1, 1, 5, 9.0, (1, 2, 3), None)]
-    assert [arm.stopped for arm in read.arms] == ["", "no"]
+    assert read.arms == [Arm("a", Mode.AUTO, 2, "", 5.5), Arm("b", Mode.AUTO, 1, "no", 0)]
     assert not read.equal_weights
 
 

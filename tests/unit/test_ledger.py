@@ -19,8 +19,14 @@ from coordinator.gateway.charge import Charge, to_line
 from coordinator.gateway.journal import Journal
 from coordinator.gateway.ledger import Ledger, LedgerMetrics
 from coordinator.gateway.ledger_store import LedgerError, LedgerStore
-from coordinator.gateway.usage import of_groups, of_requests
-from pdserve.config_ledger import LedgerConfig, Prices
+from coordinator.gateway.usage import (
+    columns_of_groups,
+    columns_of_requests,
+    of_groups,
+    of_requests,
+)
+from coordinator.policy.pricing import cost_nano
+from pdserve.config_ledger import MAX_PRICE, LedgerConfig, Prices
 from pdserve.errors import ConfigError
 from tests.support.postgres import binaries, postgres
 from tests.unit.test_pricing import charge, record
@@ -173,7 +179,7 @@ async def test_a_charge_that_cannot_be_written_down_harms_no_request(
 
 def test_a_folder_has_one_coordinator(tmp_path: Path) -> None:
     first = Journal(tmp_path)
-    with pytest.raises(ConfigError, match="another coordinator's"):
+    with pytest.raises(ConfigError, match="another coordinator uses"):
         Journal(tmp_path)
     first.close()
     Journal(tmp_path).close()
@@ -263,6 +269,33 @@ def test_a_ledger_of_another_version_is_not_touched(
 def test_urls_that_are_refused(url: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LedgerConfig(url=url)
+
+
+def test_columns_are_those_of_the_rows(store: LedgerStore) -> None:
+    store.add(charges("a"))
+    for by in ledger_store.GROUPS:
+        (row,) = of_groups(by, store.sums(by, *FOREVER))
+        assert list(row) == columns_of_groups(by)
+    (row,) = of_requests(store.entries(*FOREVER))
+    assert list(row) == columns_of_requests()
+
+
+def test_the_dearest_charge_that_can_be_configured_is_kept(store: LedgerStore) -> None:
+    """A day of a hundred GPUs for one answer."""
+    nano = cost_nano(100 * 86_400, MAX_PRICE)
+    store.add(charges("a", prefill_nano=nano, decode_nano=nano))
+    (sums,) = store.sums("tenant", *FOREVER)
+    assert sums.prefill_nano == nano == 2_400_000_000 * 10**9
+    for price in (2 * MAX_PRICE, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="prefill"):
+            Prices(prefill=price)
+
+
+def test_a_database_in_a_file_is_its_owners(tmp_path: Path) -> None:
+    store = LedgerStore(LedgerConfig(folder=tmp_path))
+    store.add(charges("a"))
+    assert {oct(file.stat().st_mode & 0o777) for file in tmp_path.iterdir()} == {"0o600"}
+    store.close()
 
 
 def test_rows_tell_costs_and_means(store: LedgerStore) -> None:

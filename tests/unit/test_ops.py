@@ -11,11 +11,19 @@ from unittest import mock
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.ops import RouteStatus
+from coordinator.gateway.charge import Charge
+from coordinator.gateway.ledger_store import LedgerError, Sums, TooManyEntriesError
+from coordinator.ops import Ops, RouteStatus
 from coordinator.policy.health import WorkerState
 from pdserve.config import GatewayConfig
 from pdserve.config_experiment import Arm, Experiment
-from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
+from pdserve.errors import (
+    DecodeError,
+    ErrorReason,
+    PdserveError,
+    PrefillError,
+    RejectedError,
+)
 from pdserve.types import Fallback, Load, Mode, Role, WorkerInfo
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate
@@ -372,3 +380,41 @@ async def test_metrics_carry_the_arm() -> None:
         assert samples(core, "pdserve_requests_total", "mode", "arm", "outcome") == {
             ("colocated", "blue", "ok"): 1
         }
+
+
+class Unreadable:
+    """A ledger that cannot be read, for a reason."""
+
+    currency = "USD"
+
+    def __init__(self, why: Exception) -> None:
+        self._why = why
+
+    async def entries(self, since_us: int, until_us: int) -> list[Charge]:
+        raise self._why
+
+    async def sums(self, by: str, since_us: int, until_us: int) -> list[Sums]:
+        raise self._why
+
+
+@pytest.mark.parametrize("by", ["tenant", "request"])
+@pytest.mark.parametrize(
+    ("why", "reason", "words"),
+    [
+        (TooManyEntriesError("ask for less"), ErrorReason.INVALID_ARGUMENT, "ask for less"),
+        (LedgerError("no such host"), ErrorReason.INTERNAL, "cannot be read now"),
+        (OSError("read-only"), ErrorReason.INTERNAL, "cannot be read now"),
+    ],
+)
+@on_virtual_time
+async def test_a_ledger_that_cannot_be_read_says_what_its_reader_can_do(
+    by: str, why: Exception, reason: ErrorReason, words: str
+) -> None:
+    async with running(decode()) as core:
+        ops = Ops(
+            core.models, core.fleet, core.gateway, core.metrics, core.timelines, core.experiments,
+            ledger=Unreadable(why),  # type: ignore[arg-type]
+        )  # fmt: skip
+        with pytest.raises(PdserveError, match=words) as refused:
+            await ops.usage(by, 0, 1)
+        assert refused.value.reason is reason

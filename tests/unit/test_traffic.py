@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from coordinator.metrics import CoordinatorMetrics
-from coordinator.record import RequestRecord
+from coordinator.record import SHADOW, RequestRecord
 from coordinator.traffic import traffic
 from pdserve.errors import ErrorReason
 from pdserve.types import Mode, Route
@@ -19,12 +19,25 @@ def ended(model: str, arm: str, ttft_s: float | None) -> RequestRecord:
     return record
 
 
+def requests(registry: CollectorRegistry, surface: str) -> float:
+    (family,) = (it for it in registry.collect() if it.name == "pdserve_requests")
+    return sum(
+        it.value
+        for it in family.samples
+        if it.name == "pdserve_requests_total" and it.labels["surface"] == surface
+    )
+
+
 def test_requests_and_first_tokens_are_summed_over_models_and_arms() -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
     for model, arm, ttft_s in (("m", "a", 0.02), ("m", "b", 0.02), ("n", "a", 2.0)):
         metrics.request_done(ended(model, arm, ttft_s), None, 20.0)
     metrics.request_done(ended("m", "", None), ErrorReason.NO_WORKER, 20.0)
+    copied = ended("m", "b", 9.0)
+    copied.surface = SHADOW  # no client waited for it
+    metrics.request_done(copied, None, 20.0)
+    assert requests(registry, SHADOW) == 1
     told = traffic(registry)
     assert told["requests"] == [
         {"mode": "colocated", "outcome": "ok", "count": 3},
