@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.failure import CliError
-from cli.options import GpuName, ModelName, PrecisionName
+from cli.options import MAX_PRICE, GpuName, ModelName, PrecisionName
 from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -52,10 +52,16 @@ ReplicaGpus = Annotated[
 Precision = Annotated[
     PrecisionName | None, typer.Option(help="Of weights; default: whichever is cheaper.")
 ]
-Headroom = Annotated[float, typer.Option(min=0, help="So much more than the rate can be served.")]
+Headroom = Annotated[
+    float, typer.Option(min=0, max=100, help="So much more than the rate can be served.")
+]
 GpuPrice = Annotated[
     float | None,
-    typer.Option(min=0, help="Dollars for an hour of one GPU; default: see docs/plan.md."),
+    typer.Option(
+        min=0,
+        max=MAX_PRICE,
+        help="Dollars for an hour of one GPU; default: a round figure, see docs/plan.md.",
+    ),
 ]
 Budget = Annotated[
     float | None,
@@ -88,6 +94,8 @@ def plan(  # noqa: PLR0913  (one option each)
     from measure.plan.slo import Slo
     from measure.simulation import roofline
 
+    if sum(one is not None for one in (trace, capacity, bench)) > 1:
+        raise CliError("give one of --trace, --capacity and --bench: each is what to plan by")
     slo = Slo(duration(ttft_p99), duration(itl_p99))
     gpu_hour = GPU_HOUR[gpu.value] if gpu_price is None else gpu_price
     wanted = None if rate is None else rate_of(rate)
@@ -119,7 +127,8 @@ def plan(  # noqa: PLR0913  (one option each)
 
     from cli.plan_table import picture
 
-    Console().print(picture(sizing, levers, wanted, headroom, budget))
+    price = f"${gpu_hour:,.2f} an hour of a GPU{' (assumed)' if gpu_price is None else ''}"
+    Console().print(picture(sizing, levers, (wanted, headroom, price), budget))
 
 
 def _measured(

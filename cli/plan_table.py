@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 
 def picture(
-    sizing: Sizing, levers: Sequence[Lever], rate: float, headroom: float, budget: float | None
+    sizing: Sizing,
+    levers: Sequence[Lever],
+    asked: tuple[float, float, str],
+    budget: float | None,
 ) -> Group:
-    """`rate` is in requests a second, `budget` in dollars an hour."""
+    """`asked` are the rate in requests a second, the headroom, and a GPU's price in words;
+    `budget` is in dollars an hour."""
+    rate, headroom, price = asked
     parts: list[RenderableType] = [
         f"{rate:.3g} requests a second ({rate * 60:,.0f} a minute), {headroom:.0%} of headroom",
+        price,
         _fleets(sizing),
         Text(_verdict(sizing, budget), "bold"),
     ]
@@ -48,6 +54,10 @@ def _workers(fleet: Fleet) -> str:
     return str(fleet.decode)
 
 
+def _several(number: int, word: str) -> str:
+    return word if number == 1 else f"{word}s"
+
+
 def _tokens_cost(fleet: Fleet) -> str:
     million = fleet.cost.million_tokens
     return "not known" if million is None else f"{million:.3f}"
@@ -72,7 +82,9 @@ def _verdict(sizing: Sizing, budget: float | None) -> str:
         return "Nothing that was tried serves this."
     fleet = sizing.fleets[best]
     assert fleet is not None
-    words = f"{best}: {_workers(fleet)} workers, {fleet.gpus} GPUs"
+    workers = fleet.prefill + fleet.decode
+    words = f"{best}: {_workers(fleet)} {_several(workers, 'worker')}"
+    words += f", {fleet.gpus} {_several(fleet.gpus, 'GPU')}"
     if sizing.margin:
         words += f"; {sizing.margin:.0%} cheaper than the next"
     elif sizing.margin is not None:

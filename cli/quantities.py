@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from cli.failure import CliError
@@ -30,6 +31,6 @@ def _parsed(pattern: re.Pattern[str], text: str, wanted: str) -> tuple[float, st
             number = float(found[1])
         except ValueError:
             number = 0.0
-        if number > 0:
+        if 0 < number < math.inf:
             return number, found[2]
     raise CliError(f"{text!r} is not {wanted}")

@@ -27,6 +27,9 @@ CELL_RATE = 40.0
 """Requests a second beyond which a fleet is planned as equal cells: what is gained by sharing
 more than that is little, and a trace is soon too short for more."""
 
+_EASY = 1 / 8
+"""Of what its workers could serve if nothing ever waited: a rate that most fleets can."""
+
 Report = Callable[[str], None]
 
 
@@ -142,7 +145,7 @@ def cheapest(traffic: Traffic, asked: Asked, mode: Mode, report: Report) -> Flee
     if setup is None:
         return None
     report(f"{mode}: how much {setup.workers} workers serve")
-    reached = saturation(traffic, setup, asked.slo, rate)
+    reached = _reached(traffic, setup, asked.slo, rate)
     return Fleet(
         cells * setup.prefill,
         cells * (setup.workers - setup.prefill),
@@ -157,6 +160,15 @@ def cheapest(traffic: Traffic, asked: Asked, mode: Mode, report: Report) -> Flee
             traffic.prompt_tokens + traffic.answer_tokens,
         ),
     )
+
+
+def _reached(traffic: Traffic, setup: Setup, slo: Slo, rate: float) -> Saturation:
+    """Of a fleet that serves `rate`, which may be a very small part of what it could: looked for
+    from nearer to that on."""
+    read_s, write_s = least_work_s(traffic, setup)
+    most = setup.workers / (read_s + write_s)
+    near = saturation(traffic, setup, slo, max(rate, most * _EASY))
+    return near if near.rate else saturation(traffic, setup, slo, rate)
 
 
 def _fewest_gpus(

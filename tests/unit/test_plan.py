@@ -24,6 +24,7 @@ from measure.plan.sizing import (
     Measured,
     Sizing,
     best_split,
+    cheapest,
     replicas,
     size,
     size_measured,
@@ -244,6 +245,30 @@ def test_many_are_planned_as_cells() -> None:
     assert planned.saturation == pytest.approx(4 * part.saturation)
 
 
+def test_a_rate_that_is_next_to_nothing_is_planned_as_soon_as_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request in a month: what one worker serves is told all the same, after few replays."""
+    replays: list[float] = []
+
+    def counted(traffic: Traffic, rate: float, setup: Setup) -> Latencies:
+        replays.append(rate)
+        return serve(traffic, rate, setup)
+
+    monkeypatch.setattr("measure.plan.fleet.serve", counted)
+    traffic = Traffic(short(120.0, 1.0, 1))
+    usual = Asked(SMALL, H100, 5.0, SLO, 3.0, (Precision.BF16,))
+    often = cheapest(traffic, usual, Mode.COLOCATED, lambda _: None)
+    most = len(replays)
+    rare = replace(usual, rate=1 / 2_592_000)
+    seldom = cheapest(traffic, rare, Mode.COLOCATED, lambda _: None)
+    assert often is not None
+    assert seldom is not None
+    assert seldom.decode == often.decode == 1
+    assert seldom.saturation == pytest.approx(often.saturation, rel=0.05)
+    assert len(replays) - most <= most + 10
+
+
 def test_levers_are_told_with_their_effect() -> None:
     asked = Asked(MODELS["llama-3.1-70b"], H100, 2.0, SLO, 3.0, (Precision.BF16,))
     traffic = Traffic(bimodal(60.0, 1.0, 1))
@@ -267,7 +292,7 @@ def test_quantities_as_people_write_them() -> None:
     assert quantities.rate("3.6 / h") == pytest.approx(0.001)
     assert quantities.duration("50ms") == pytest.approx(0.05)
     assert quantities.duration("2s") == 2.0
-    for wrong in ("50", "/s", "1.2.3/s", "0/s", "-1/s", "5/day"):
+    for wrong in ("50", "/s", "1.2.3/s", "0/s", "-1/s", "5/day", "nan/s", "9" * 400 + "/s"):
         with pytest.raises(CliError, match="is not a rate"):
             quantities.rate(wrong)
     with pytest.raises(CliError, match="is not a duration"):
@@ -279,6 +304,9 @@ def test_the_command_answers_from_a_capacity() -> None:
     told = run.invoke(app, asked)
     assert told.exit_code == 0
     assert "replicas: 26 workers, 26 GPUs" in told.output
+    assert "$3.00 an hour of a GPU (assumed)" in told.output
+    assert "$4.00 an hour of a GPU\n" in run.invoke(app, [*asked, "--gpu-price", "4"]).output
+    assert "replicas: 1 worker, 1 GPU\n" in run.invoke(app, [*asked, "--rate", "1/h"]).output
     document = json.loads(run.invoke(app, [*asked, "--json"]).output)
     assert document["fleets"]["replicas"]["decode"] == 26
     assert document["fleets"]["replicas"]["cost"]["hour"] == 78.0
@@ -304,7 +332,17 @@ def test_what_the_command_cannot_plan_by_is_said() -> None:
         (["--capacity", "5/s"], "--rate is needed"),
         (["--rate", "5/s"], "--trace says"),
         (["--rate", "5/s", "--trace", "nowhere.csv"], "nowhere.csv"),
+        (["--rate", "5/s", "--trace", "short", "--capacity", "1/s"], "give one of"),
+        (["--rate", "5/s", "--bench", "b.json", "--capacity", "1/s"], "give one of"),
     ):
         told = run.invoke(app, ["plan", *asked])
         assert told.exit_code == 1
         assert words in told.output
+
+
+@pytest.mark.parametrize("flag", ["--headroom", "--gpu-price"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e300"])
+def test_no_figure_is_beyond_reason(flag: str, value: str) -> None:
+    told = run.invoke(app, ["plan", "--rate", "5/s", "--capacity", "1/s", flag, value])
+    assert told.exit_code == 1
+    assert f"Invalid value for '{flag}'" in told.output
