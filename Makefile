@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-modes ab-demo fuzz soak soak-simulated soak-processes clean
+.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv ab-demo fuzz soak soak-simulated soak-processes clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -64,10 +64,6 @@ bench: ## measures the coordinator's token path; rewrites docs/performance.md
 bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_transfer.md
 	@scripts/install $(VENV) requirements/$(serve_set).txt
 	@exec $(bin)/python -m measure.kv_transfer --write docs/kv_transfer.md
-
-bench-modes: ## the modes of serving under one load, on real workers; rewrites docs/modes.md
-	@scripts/install $(VENV) requirements/$(serve_set).txt
-	@exec $(bin)/python -m measure.bench --write docs/modes.md
 
 ab-demo: ## colocated, disaggregated or auto, on real workers: an experiment and its verdict, ten minutes
 	@scripts/install $(VENV) requirements/$(serve_set).txt

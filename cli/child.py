@@ -79,7 +79,9 @@ class ChildFailedError(Exception):
 
 
 class Child(asyncio.SubprocessProtocol):
-    """A running child, in a session of its own: a Ctrl-C in the terminal reaches only its parent.
+    """A running child, in a process group of its own: a Ctrl-C in the terminal reaches only its
+    parent. No session of its own: Linux shares out its time by sessions ("autogroups"), `nice`
+    does nothing between them, and 6.18 gave one of two busy ones on a core nothing for minutes.
 
     `on_message` gets each JSON line of its standard output, `on_line` every other line
     and all of its standard error.
@@ -116,7 +118,7 @@ class Child(asyncio.SubprocessProtocol):
             *spec.argv,
             env=spec.env,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            process_group=0,
         )
         return child
 

@@ -127,7 +127,7 @@ async def child(
             stdin=DEVNULL,
             stdout=PIPE if is_read else errors,
             stderr=errors,
-            start_new_session=True,  # a Ctrl-C reaches this process alone, which ends them
+            process_group=0,  # a Ctrl-C reaches this process alone, which ends them
         )
         running = Child(name, process, errors)
         try:

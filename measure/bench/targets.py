@@ -101,9 +101,7 @@ class _Search:
         return Saturation(rate, beyond.broken, beyond.client_limited)
 
 
-def _run(
-    target: Target, load: Load, rate: float, seed: int, watch: Watch, words: str
-) -> Run:
+def _run(target: Target, load: Load, rate: float, seed: int, watch: Watch, words: str) -> Run:
     coming = load.arrivals(rate, load.seconds, seed)
     if not any(it.at_s >= load.warm_up_s for it in coming):
         raise BenchError(f"at {rate:.3g}/s nothing is due between warm-up and end: make it longer")

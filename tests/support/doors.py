@@ -85,10 +85,12 @@ class Doors:
         return {w["id"]: w["epoch"] for w in fleet["workers"] if w["state"] in SERVING}
 
     async def until_serves(
-        self, address: str, worker_id: str, not_in: str, within_s: float
-    ) -> None:
-        """Returns when this coordinator has proven a process of the worker other than that of
-        the epoch `not_in`."""
+        self, address: str, worker_id: str, not_in: str | None, within_s: float
+    ) -> str:
+        """The epoch of the process of the worker that this coordinator has proven, once there is
+        one other than that of `not_in`."""
         async with asyncio.timeout(within_s):
-            while (await self.epochs(address)).get(worker_id, not_in) == not_in:  # noqa: ASYNC110
+            while (epoch := (await self.epochs(address)).get(worker_id)) in {None, not_in}:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
+        assert epoch is not None
+        return epoch

@@ -1,4 +1,4 @@
-"""Another coordinator of the same workers, which hands over by one KV transport alone."""
+"""Another coordinator of the same workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from tests.support.fleet import Fleet
 
 
 @contextmanager
-def second_coordinator(fleet: Fleet, transport: str, **settings: Any) -> Iterator[Fleet]:
-    """Clients of it, once it has handed a prompt over; it ends with the context. `settings` are
-    those of its models."""
+def second_coordinator(
+    fleet: Fleet, transport: str = "auto", workers: tuple[str, ...] = (), **settings: Any
+) -> Iterator[Fleet]:
+    """Clients of it, once it has handed a prompt over; it ends with the context. `workers` are as
+    in its configuration, by default those of the fleet; `settings` are those of its models."""
     env = fleet.system.child("coordinator").environ()
     config = json.loads(env["PDSERVE_COORDINATOR"])
     for surface in ("http", "grpc"):
         config[surface]["port"] = 0
+    config["workers"] = workers or config["workers"]
     config["ledger"]["folder"] = None  # that is the other one's
     for model in config["models"]:
         model |= {"transport": transport, **settings}

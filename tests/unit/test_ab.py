@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from measure.ab import evidence, synthetic
 from measure.ab.demo import slot_of
 from measure.ab.evidence import Interval, interval, times_as_many
+from measure.ab.load import Alone, Mix, alone
 from measure.ab.report import Comparison, Row, compare
 from measure.ab.slots import Arm, Experiment, Slot, experiment
 from measure.ab.words import render
@@ -317,3 +318,22 @@ def test_a_slot_is_what_clients_saw_of_it() -> None:
     assert found.ttft_s == pytest.approx((4.25, 7.25, 7.925))
     assert found.itl_s == (0.25, 0.25, 0.25)
     assert slot_of(3, "auto", [failed], Targets(6.0, 0.3), 8.0).ttft_s is None
+
+
+def test_a_load_and_its_targets_are_in_units_of_the_machine() -> None:
+    def answer(first_s: float, end_s: float, tokens: int) -> Answer:
+        return Answer(10, first_s=first_s, end_s=end_s, answer_tokens=tokens)
+
+    machine = alone([answer(0.1, 2.0, 20)], [answer(1.5, 4.0, 6)])
+    assert machine == Alone(2.0, pytest.approx(0.1), 4.0, 1.5)
+    assert machine.targets == Targets(6.0, pytest.approx(0.2))
+
+    coming = Mix("both", chats=4.0, longs=2.0).arrivals(machine, 1_000.0, seed=1)
+    longs = [arrival for arrival in coming if arrival.prompt_tokens >= 1_200]
+    # Poisson: 2,000 and 500 are expected, with standard deviations of 45 and 22.
+    assert abs(len(coming) - len(longs) - 2_000) < 200
+    assert abs(len(longs) - 500) < 100
+    assert [arrival.at_s for arrival in coming] == sorted(arrival.at_s for arrival in coming)
+    assert coming == Mix("both", chats=4.0, longs=2.0).arrivals(machine, 1_000.0, seed=1)
+    chats = Mix("chats", chats=4.0).arrivals(machine, 100.0, seed=1)
+    assert not [arrival for arrival in chats if arrival.prompt_tokens >= 1_200]

@@ -29,7 +29,6 @@ from measure.bench.document import (
 from measure.bench.document import Target as DocumentTarget
 from measure.bench.drive import Target
 from measure.bench.judge import judge
-from measure.bench.modes import Mix, arrivals
 from measure.bench.summary import Targets, summarise
 from measure.bench.targets import Load
 from measure.plan.sizing import Measured
@@ -108,18 +107,6 @@ def test_figures_of_one_answer_are_all_percentiles() -> None:
     summary = summarise([Answer(10, first_s=0.5, end_s=0.5, answer_tokens=1)], TARGETS, 1.0)
     assert summary.ttft == Percentiles(0.5, 0.5, 0.5)
     assert summary.itl is None
-
-
-def test_a_mix_has_both_kinds_at_their_rates() -> None:
-    mix = Mix("both", chat_rate=2.0, long_rate=0.5)
-    coming = arrivals(mix, 1_000.0, seed=1)
-    longs = [arrival for arrival in coming if arrival.prompt_tokens >= 1_200]
-    # Poisson: 2,000 and 500 are expected, with standard deviations of 45 and 22.
-    assert abs(len(coming) - len(longs) - 2_000) < 200
-    assert abs(len(longs) - 500) < 100
-    assert [arrival.at_s for arrival in coming] == sorted(arrival.at_s for arrival in coming)
-    assert coming == arrivals(mix, 1_000.0, seed=1)
-    assert not [a for a in arrivals(Mix("chats", 2.0), 100.0, 1) if a.prompt_tokens >= 1_200]
 
 
 def slo(ttft_s: float = 1.0, itl_s: float = 0.2) -> Slo:
