@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
+from coordinator.policy.admission import WINDOW_STEPS
 from coordinator.policy.estimate import Estimates
 from coordinator.policy.ticket import Capacity, Pool
 from coordinator.worker import Worker
@@ -61,7 +62,7 @@ def _readers(model: ServedModel) -> tuple[Role, ...]:
 
 
 def _pool(workers: list[Worker], estimates: Estimates) -> Pool:
-    chunk_tokens = 0
+    chunk_tokens = piled_tokens = 0
     tokens_per_s = 0.0
     for worker in workers:
         assert worker.info is not None
@@ -69,4 +70,8 @@ def _pool(workers: list[Worker], estimates: Estimates) -> Pool:
         timings = estimates.of(worker.pool)
         chunk_tokens += chunk
         tokens_per_s += chunk / (timings.step_s + timings.token_s * chunk)
-    return Pool(len(workers), chunk_tokens, tokens_per_s)
+        own = WINDOW_STEPS * chunk
+        # As they count in the window: half of a worker's part each, at most.
+        counted = min(worker.outstanding_tokens, worker.outstanding_prompts * own // 2)
+        piled_tokens += max(0, counted - own)
+    return Pool(len(workers), chunk_tokens, tokens_per_s, piled_tokens)

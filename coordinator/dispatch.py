@@ -113,9 +113,11 @@ class Dispatcher:
                 request = replace(request, traceparent=record.place.traceparent)
             record.phase("tokenise")
             prompt = PromptBlocks(request.token_ids, request.cache_salt, request.lora)
-            await permit.admit(self._work(spec, model, request, prompt))
-            record.phase("queue")
             facts = partial(self._facts, spec, model)
+            now = facts(len(token_ids), prompt)
+            now = replace(now, queue_s=permit.waits_s(len(token_ids)))
+            await permit.admit(self._work(model, request, now))
+            record.phase("queue")
             if not spec.arm:
                 self._shadow.copy(model, request, facts, prompt, record)
             climb = Climb(self._fleet, self._observer, model, request, facts, record)
@@ -132,25 +134,21 @@ class Dispatcher:
             stream.expire_at(spec.deadline)
         return stream
 
-    def _work(
-        self,
-        spec: GenerateSpec,
-        model: ServedModel,
-        request: EngineRequest,
-        prompt: PromptBlocks,
-    ) -> Work:
+    def _work(self, model: ServedModel, request: EngineRequest, facts: RequestFacts) -> Work:
         """What the request waits for, as it would be were it its turn now: the pool that would
         read its prompt, and how long that would take.
 
         Raises RejectedError where nobody would: then there is nothing to wait for.
         """
-        facts = self._facts(spec, model, len(request.token_ids), prompt)
-        snapshot = self._fleet.snapshot(spec.model)
+        snapshot = self._fleet.snapshot(model.config.name)
         plan = choose(snapshot, model.policy, facts)
         reader = Role.DECODE if plan.prefill is None else Role.PREFILL
-        own_s = Forecast(snapshot, model.policy, facts).of(plan, snapshot).start_s
-        assert request.sampling.max_tokens is not None
-        return Work(len(request.token_ids), request.sampling.max_tokens, reader, own_s)
+        route = Forecast(snapshot, model.policy, facts).of(plan, snapshot)
+        behind_s = route.reading.behind_s
+        own_s = route.start_s - behind_s
+        longest = request.sampling.max_tokens
+        assert longest is not None
+        return Work(len(request.token_ids), longest, reader, own_s, behind_s)
 
     def _context_length(self, model: ServedModel) -> int:
         served = self._fleet.context_length(model.config.name)

@@ -6,12 +6,13 @@ What is decided, and why, is in `coordinator.policy.admission`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from coordinator.policy.admission import AdmissionQueue
 from coordinator.policy.ticket import Asked, Capacity, Limits, Priority, State, Ticket, Work
 from pdserve.errors import ErrorReason, PdserveError, RejectedError
+from pdserve.types import Role
 
 LOOK_S = 0.25
 """While some wait, what the fleet can take is looked at so often, as often as workers tell."""
@@ -31,6 +32,10 @@ class Permit:
     def __init__(self, admission: Admission, ticket: Ticket) -> None:
         self._admission = admission
         self._ticket = ticket
+
+    def waits_s(self, prompt_tokens: int) -> Mapping[Role, float]:
+        """Predicted until its turn, by the pool that would read the prompt."""
+        return self._admission.waits_s(self._ticket, prompt_tokens)
 
     async def admit(self, work: Work) -> None:
         """Waits for its turn to go to a worker; to be called once. Cancelling the wait is well.
@@ -99,6 +104,9 @@ class Admission:
             self._listener.refused(asked.priority, error.reason)
             raise
         return Permit(self, ticket)
+
+    def waits_s(self, ticket: Ticket, prompt_tokens: int) -> Mapping[Role, float]:
+        return self._queue.waits_s(ticket, prompt_tokens, self._now(), self._capacity())
 
     async def admit(self, ticket: Ticket, work: Work) -> None:
         priority = ticket.asked.priority

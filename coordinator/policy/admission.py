@@ -89,6 +89,17 @@ class AdmissionQueue:
             self._wait_s(role, lane.queue.tokens, capacity) for role, lane in self._lanes.items()
         )
 
+    def waits_s(
+        self, ticket: Ticket, prompt_tokens: int, now: float, capacity: Capacity
+    ) -> dict[Role, float]:
+        """Predicted for a request that is about to be queued, by the pool that would read it."""
+        self._go_on(now)
+        path = _path(ticket.asked, prompt_tokens)
+        return {
+            role: self._wait_s(role, self._lanes[role].queue.ahead(path), capacity)
+            for role in capacity.pools
+        }
+
     def arrive(self, asked: Asked, now: float, capacity: Capacity) -> Ticket:
         """Takes a request in for as long as it is being tokenised, if it has any chance.
 
@@ -119,12 +130,11 @@ class AdmissionQueue:
         ticket.queued = now
         ticket.kv_tokens = work.prompt_tokens + self._answer(work)
         ticket.latest = self._latest(asked, work)
-        if len(lane.queue) or not self._fits(ticket, capacity):
-            if self.queued >= self._limits.max_queued:
-                raise self._full(capacity)
-            late_s = self._late_s(asked, work, now, capacity)
-            if late_s > 0:
-                raise _overloaded(late_s)
+        waits = len(lane.queue) or not self._fits(ticket, capacity)
+        if waits and self.queued >= self._limits.max_queued:
+            raise self._full(capacity)
+        if (late_s := self._late_s(asked, work, now, capacity)) > 0:
+            raise _overloaded(late_s)
         path = _path(asked, work.prompt_tokens)
         ticket.place = lane.queue.push(path, work.prompt_tokens, ticket.latest, ticket)
         ticket.state = State.QUEUED
@@ -219,18 +229,19 @@ class AdmissionQueue:
     def _latest(self, asked: Asked, work: Work) -> float:
         """When its turn must come. A prompt that takes long by itself is not refused for that,
         nor one with a deadline for the answer that it is expected to have."""
+        begins = asked.arrived - work.behind_s
         if asked.deadline is None:
             bound = self._limits.max_ttft_s
-            return asked.arrived + max(bound - work.own_s, bound / 2)
+            return begins + max(bound - work.own_s, bound / 2)
         bound = asked.deadline - work.own_s - asked.arrived
         answer_s = self._answer(work) * self._answer_token_s
-        return asked.arrived + max(bound - answer_s, bound / 2)
+        return begins + max(bound - answer_s, bound / 2)
 
     def _late_s(self, asked: Asked, work: Work, now: float, capacity: Capacity) -> float:
         """By how much too long it would wait, at most 0 where it would be in time."""
         ahead = self._lanes[work.reader].queue.ahead(_path(asked, work.prompt_tokens))
-        wait_s = self._wait_s(work.reader, ahead, capacity)
-        left_s = self._latest(asked, work) - now
+        wait_s = self._wait_s(work.reader, ahead, capacity) + work.behind_s
+        left_s = self._latest(asked, work) + work.behind_s - now
         return wait_s - MARGIN * left_s if wait_s else 0.0
 
     def _wait_s(self, reader: Role, ahead: float, capacity: Capacity) -> float:
@@ -323,7 +334,8 @@ class _Lane:
     def has_room(self, prompt_tokens: int, pool: Pool) -> bool:
         """Each worker may always have two prompts on their way to it."""
         window = WINDOW_STEPS * pool.chunk_tokens
-        return not pool.workers or self.window_tokens + _counted(prompt_tokens, pool) <= window
+        used = max(0, self.window_tokens - pool.piled_tokens)
+        return not pool.workers or used + _counted(prompt_tokens, pool) <= window
 
     def let_in(self, ticket: Ticket, pool: Pool, *, waited: bool) -> None:
         assert ticket.place is not None

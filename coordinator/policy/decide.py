@@ -60,12 +60,12 @@ def by_estimate(candidates: Candidates) -> Decision:
 
 
 def _words(route: Route) -> str:
-    words = f"would start in {route.start_s:.2f} s"
-    if not route.reading.harmed:
-        return f"{words} and hold nobody up"
-    answers = "answer" if route.reading.harmed == 1 else "answers"
-    added = route.reading.added_s * 1000
-    return f"{words} and hold up {route.reading.harmed} running {answers} by {added:.0f} ms a step"
+    reading = route.reading
+    held = "nobody up"
+    if reading.harmed:
+        answers = "answer" if reading.harmed == 1 else "answers"
+        held = f"up {reading.harmed} running {answers} by {reading.added_s * 1000:.0f} ms a step"
+    return f"would start in {route.start_s:.2f} s and hold {held} (cost {route.cost:.2f})"
 
 
 _DECIDERS: dict[str, Callable[[Candidates], Decision]] = {

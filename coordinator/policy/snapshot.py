@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from coordinator.policy.estimate import Estimates
-from pdserve.types import Fallback, Mode
+from pdserve.types import Fallback, Mode, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class RequestFacts:
 
     `colocated_because` says why it can be served in no other way, in words; empty if it can.
     `cached_tokens` says how many prompt tokens each worker's cache is believed to save.
+    `queue_s` is how long it is still to wait for its turn, in seconds, by the pool that would read
+    it; empty where it has its turn.
     `failed_prefill` and `failed_decode` are workers that this request has tried in vain,
     `full_decode` those that had no room to promise, where it may still wait its turn
     colocated; `failure` is the last one's reason, in words. `stay` is the pair of ids whose
@@ -92,6 +94,7 @@ class RequestFacts:
     asked: Mode | None = None
     colocated_because: str = ""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
+    queue_s: Mapping[Role, float] = field(default_factory=dict)
     failed_prefill: frozenset[str] = frozenset()
     failed_decode: frozenset[str] = frozenset()
     full_decode: frozenset[str] = frozenset()

@@ -51,11 +51,14 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Workers that read prompts, and all together the prompt tokens that they read in a step,
-    and are expected to read in a second that they do nothing else; 0 where that is unknown."""
+    and are expected to read in a second that they do nothing else; 0 where that is unknown.
+    `piled_tokens` are those that some of them have to read beyond their own part of the window:
+    they keep nothing from the others."""
 
     workers: int = 0
     chunk_tokens: int = 0
     tokens_per_s: float = 0.0
+    piled_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,15 @@ class Work:
     """What it asks for, known once it is tokenised.
 
     `reader` is the pool that is to read the prompt, as far as can be told before its turn.
-    `own_s` is how long its first token is expected to take from its turn on.
+    `own_s` is how long its first token is expected to take from its turn on, beside `behind_s`,
+    for which it is to wait behind others on its worker.
     """
 
     prompt_tokens: int
     max_tokens: int
     reader: Role
     own_s: float = 0.0
+    behind_s: float = 0.0
 
 
 class State(Enum):

@@ -26,8 +26,8 @@ from pdserve.types import Mode
 SECTION = Section("comparison", "pdserve simulate compare FOLDER --write docs/simulation.md")
 
 WORKERS = 4
-SPLITS = (2, 3, 1)
-"""Workers that read for others; the best one stands for the mode."""
+SPLITS = {Mode.COLOCATED: (0,), Mode.DISAGGREGATED: (2, 3, 1), Mode.AUTO: (2, 0, 3, 1)}
+"""Workers that only read, for others; the best one stands for the mode."""
 ATTAINED = 0.9
 LONGEST = 0.9
 """The quantile of prompts' lengths from which they are among the longest."""
@@ -64,12 +64,13 @@ def _first(number: int, pattern: str) -> Callable[[Path], list[Arrival]]:
 
 _MOONCAKE = _first(120, "*conversation*.jsonl")
 _TRAFFIC = (
-    Traffic("Azure code", _first(300, "*code*.csv"), 3.0),
-    Traffic("Azure chat", _first(400, "*conv*.csv"), 36.0),
+    Traffic("Azure code", _first(300, "*code*.csv"), 5.5),
+    Traffic("Azure chat", _first(700, "*conv*.csv"), 45.0),
     Traffic("Mooncake", _MOONCAKE, 1.0),
-    Traffic("Mooncake, spread", lambda folder: spread(_MOONCAKE(folder), 3.0), 1.0),
-    Traffic("bimodal", lambda _: bimodal(500.0, 1.0, 1), 30.0),
-    Traffic("all short", lambda _: short(700.0, 1.0, 1), 170.0),
+    Traffic("Mooncake, spread", lambda folder: spread(_MOONCAKE(folder), 3.0), 1.9),
+    Traffic("bimodal", lambda _: bimodal(2000.0, 1.0, 1), 42.0),
+    Traffic("bimodal, another seed", lambda _: bimodal(1000.0, 1.0, 2), 42.0),
+    Traffic("all short", lambda _: short(1000.0, 1.0, 1), 170.0),
 )
 TRAFFIC = {traffic.name: traffic for traffic in _TRAFFIC}
 
@@ -96,7 +97,9 @@ class Best:
 
     @property
     def words(self) -> str:
-        split = f" ({self.prefill}:{WORKERS - self.prefill})" if self.prefill else ""
+        split = " (all do both)" if self.mode is Mode.AUTO else ""
+        if self.prefill:
+            split = f" ({self.prefill}:{WORKERS - self.prefill})"
         return f"{self.goodput:.3g}{split}"
 
 
@@ -126,9 +129,8 @@ class Bench:
     def best(self, mode: Mode, start: float) -> Best:
         """By its goodput, looked for from a rate on; by those that are served well at the traffic's
         rate, where it has none. A split that is no better than one before is tried but once."""
-        splits = (0,) if mode is Mode.COLOCATED else SPLITS
         found = Best(mode, 0, 0.0)
-        for prefill in splits:
+        for prefill in SPLITS[mode]:
 
             def attains(rate: float, prefill: int = prefill) -> bool:
                 return min(attained(self.run(mode, prefill, rate), self.targets)) >= ATTAINED
@@ -138,7 +140,7 @@ class Bench:
                 rate = highest(attains, better or start)
                 found = Best(mode, prefill, rate)
         if not found.goodput:
-            good = {split: self.good(mode, split, self.traffic.rate) for split in splits}
+            good = {split: self.good(mode, split, self.traffic.rate) for split in SPLITS[mode]}
             found = Best(mode, max(good, key=good.__getitem__), 0.0)
         return found
 
@@ -184,7 +186,10 @@ def compare(folder: Path, report: Report, processes: int) -> str:
     """
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         results = [pool.submit(_serve, name, folder, MAIN, report) for name in TRAFFIC]
-        others = [pool.submit(_serve, "bimodal", folder, targets, report) for targets in OTHERS]
+        others = [
+            pool.submit(_serve, "bimodal, another seed", folder, targets, report)
+            for targets in OTHERS
+        ]
         policies = pool.submit(_policies, folder, report)
         return render(
             [result.result() for result in results],

@@ -44,7 +44,8 @@ class Setup:
     """A fleet and how it is used.
 
     `prefill` of the `workers` read prompts for others and do nothing else, and the others write;
-    in colocated mode all write. A worker that writes takes `decode_chunk` prompt tokens a step,
+    in colocated mode all write, and so they do in auto mode where `prefill` is 0, but read for
+    each other, too. A worker that writes takes `decode_chunk` prompt tokens a step,
     one that only reads `prefill_chunk`.
     `balance` and `decider` are those of pdserve's configuration, which `targets` go into, too.
     """
@@ -57,7 +58,7 @@ class Setup:
     precision: Precision = Precision.BF16
     tensor_parallel: int = 1
     prefill_chunk: int = 8192
-    decode_chunk: int = 512
+    decode_chunk: int = 256
     balance: str = "prefix-aware"
     decider: Literal["threshold", "estimate"] = "estimate"
     targets: Targets = Targets(1.0, 0.02)
@@ -160,7 +161,9 @@ def _specs(setup: Setup) -> dict[str, WorkerSpec]:
     specs = {}
     for number in range(setup.workers):
         reads = number < setup.prefill and setup.mode is not Mode.COLOCATED
-        role = Role.PREFILL if reads else Role.DECODE
+        roles = frozenset({Role.PREFILL if reads else Role.DECODE})
+        if setup.mode is Mode.AUTO and not setup.prefill:
+            roles = frozenset(Role)
         engine = SimConfig(
             weights=setup.precision.value,
             kv_bytes_per_token=setup.model.kv_bytes_per_token,
@@ -170,7 +173,7 @@ def _specs(setup: Setup) -> dict[str, WorkerSpec]:
             max_num_seqs=1024,
         )
         name = f"{'p' if reads else 'd'}{number}"
-        specs[name] = WorkerSpec(frozenset({role}), engine, timing, filler=True)
+        specs[name] = WorkerSpec(roles, engine, timing, filler=True)
     return specs
 
 

@@ -12,7 +12,7 @@ from pdserve.types import Mode
 
 MODEL, GPU = MODELS["llama-3.1-8b"], GPUS["h100"]
 TIMING = Roofline(MODEL, GPU, Precision.BF16, 1)
-READ_S = TIMING.step_s(StepWork(400, 400**2 // 2, 1, 400))
+READ_S = TIMING.step_s(StepWork(200, 200**2 // 2, 1, 200))
 
 
 def setup(mode: Mode, workers: int = 2, prefill: int = 1) -> Setup:
@@ -20,9 +20,9 @@ def setup(mode: Mode, workers: int = 2, prefill: int = 1) -> Setup:
 
 
 def test_a_request_alone_takes_what_its_steps_take() -> None:
-    seen = simulate([Arrival(0.0, 400, 3)], setup(Mode.COLOCATED))
+    seen = simulate([Arrival(0.0, 200, 3)], setup(Mode.COLOCATED))
     assert list(seen.ttft_s) == pytest.approx([READ_S], abs=1e-6)
-    step_s = TIMING.step_s(StepWork(writing=1, write_context=402))
+    step_s = TIMING.step_s(StepWork(writing=1, write_context=202))
     assert list(seen.tpot_s) == pytest.approx([step_s], rel=1e-3)
     assert seen.gaps.tolist() == [2] or seen.gaps.tolist() == [1, 1]
 
@@ -33,6 +33,13 @@ def test_a_hand_off_adds_its_transfer() -> None:
     read_s = TIMING.step_s(StepWork(400, 400**2 // 2))
     write_s = TIMING.step_s(StepWork(writing=1, write_context=400))
     assert seen.ttft_s[0] == pytest.approx(read_s + TIMING.transfer_s(400) + write_s, abs=1e-6)
+
+
+def test_in_auto_mode_without_pure_readers_all_do_both() -> None:
+    """While nothing is learnt, a long prompt is read elsewhere, and a short one is not."""
+    for tokens, mode in ((2_000, "disaggregated"), (200, "colocated")):
+        seen = simulate([Arrival(0.0, tokens, 3)], setup(Mode.AUTO, prefill=0))
+        assert seen.modes == {mode: 1}
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -67,12 +68,13 @@ class Model:
         answer: int = 0,
         reader: Role = DECODE,
         own_s: float = 0.0,
+        behind_s: float = 0.0,
         **asked: object,
     ) -> Ticket:
         ticket = self.arrive(**asked)  # type: ignore[arg-type]
         self.names[ticket] = name
         try:
-            work = Work(tokens, answer, reader, own_s)
+            work = Work(tokens, answer, reader, own_s, behind_s)
             self.queue.enqueue(ticket, work, self.now, self.capacity)
         except RejectedError:
             self.queue.leave(ticket, self.now)
@@ -141,6 +143,30 @@ def test_prompts_on_their_way_are_four_steps_of_each_worker_and_one_counts_two_a
     assert model.admit() == ["e"]
 
 
+def test_what_is_piled_up_on_one_worker_keeps_nothing_from_the_others() -> None:
+    # As above, but the window's 800 are three long prompts and a short one, all on one worker,
+    # whose own part is 400.
+    pool = Pool(2, 200)
+    model = Model(capacity=Capacity(100, 10**9, {DECODE: pool}))
+    for name, tokens in (("a", 5_000), ("b", 5_000), ("c", 5_000), ("d", 200), ("e", 200)):
+        model.ask(name, tokens)
+    assert "e" not in model.let_in
+    piled = replace(pool, piled_tokens=400)
+    model.capacity = replace(model.capacity, pools={DECODE: piled})
+    model.admit()
+    assert model.let_in == ["a", "b", "c", "d", "e"]
+
+
+def test_a_wait_is_predicted_for_each_pool_before_it_is_chosen() -> None:
+    pools = {DECODE: Pool(1, 100, 1_000.0), PREFILL: Pool(1, 100, 1_000.0)}
+    model = Model(capacity=Capacity(100, 10**9, pools))
+    for _ in range(4):
+        model.ask(tokens=300, reader=PREFILL)
+    # Two are on their way, two wait before it: 600 tokens at 1,000 a second.
+    waits_s = model.queue.waits_s(model.arrive(), 300, model.now, model.capacity)
+    assert waits_s == {DECODE: 0.0, PREFILL: pytest.approx(0.6)}
+
+
 def test_pools_have_windows_of_their_own() -> None:
     pools = {DECODE: Pool(1, 100), PREFILL: Pool(1, 100)}
     model = Model(capacity=Capacity(100, 10**9, pools))
@@ -207,12 +233,15 @@ def test_of_one_tenant_and_size_the_first_that_must_begin_goes_first() -> None:
     model.ask("by 50", deadline=50.0)
     model.ask("by 20", deadline=20.0)
     model.ask("by 30, but takes 15", deadline=30.0, own_s=15.0)
+    model.ask("by 40, but waits 22 there", deadline=40.0, behind_s=22.0)
     model.ask("no deadline")  # by 60
     model.now = 1.0
-    for _ in range(4):
+    for _ in range(5):
         model.end(first)
         first = next(t for t, name in model.names.items() if name == model.let_in[-1])
-    assert model.let_in[1:] == ["by 30, but takes 15", "by 20", "by 50", "no deadline"]
+    assert model.let_in[1:] == [
+        "by 30, but takes 15", "by 40, but waits 22 there", "by 20", "by 50", "no deadline",
+    ]  # fmt: skip
 
 
 def test_who_has_a_deadline_must_begin_the_sooner_the_longer_its_answer_takes() -> None:
@@ -381,6 +410,16 @@ def test_what_it_takes_by_itself_is_part_of_a_deadline() -> None:
     model.ask(tokens=450)
     model.ask(tokens=450, deadline=model.now + 10)  # 4.5 s of wait <= 0.8 * 10 s
     model.refusal(tokens=450, deadline=model.now + 20, own_s=10)  # 9 s > 0.8 * 10 s
+
+
+def test_whoever_would_wait_too_long_on_its_worker_is_refused_though_there_is_room() -> None:
+    model = Model(max_ttft_s=10)
+    model.ask("a", own_s=4.0, behind_s=4.8)  # 0.8 * (10 - 4) s
+    refusal = model.refusal(own_s=4.0, behind_s=4.9)
+    assert refusal.reason is ErrorReason.OVERLOADED
+    model.now = 1.0
+    model.refusal(own_s=4.0, behind_s=4.8, deadline=10.0)
+    assert model.let_in == ["a"]
 
 
 def test_a_seat_is_waited_for_as_long_as_those_there_may_be_expected_to_stay() -> None:

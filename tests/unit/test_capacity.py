@@ -42,3 +42,17 @@ async def test_it_is_that_of_the_ready_workers_as_of_a_moment_ago() -> None:
         now = FRESH_S
         assert capacity().free_kv_tokens == writer.info.kv_capacity_tokens // 2
         assert capacity().pool(Role.PREFILL).workers == 0
+
+
+@on_virtual_time
+async def test_what_one_reader_has_beyond_its_part_of_the_window_is_piled_up() -> None:
+    workers = [LocalWorker(name, Role.DECODE, sim=SIM) for name in ("d1", "d2")]
+    async with local_fleet(*workers) as fleet:
+        capacity = FleetCapacity(fleet.fleet, fleet.dispatcher.models[MODEL], lambda: 0.0)
+        crowded = fleet.fleet.by_id("d1")
+        assert crowded is not None and crowded.info is not None
+        chunk = crowded.info.chunk_tokens
+        # Its part is four steps, of which a long prompt counts two: the third is too much.
+        for _ in range(3):
+            crowded.give_prompt(10 * chunk, 0, 0.0)
+        assert capacity().pool(Role.DECODE).piled_tokens == 2 * chunk

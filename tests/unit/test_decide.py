@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.policy.choose import choose
 from coordinator.policy.estimate import Estimates, HandOver, Timings
 from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
-from pdserve.types import Mode
+from pdserve.types import Mode, Role
 
 TIMINGS = Timings(
     step_s=0.0,
@@ -46,7 +46,8 @@ def busy(tokens: int) -> WorkerView:
 
 @dataclass(frozen=True)
 class Row:
-    """Both routes' waits in shares of 2 s, to the power of four, and their harm; what is taken.
+    """Both routes' waits in shares of 2 s, to the power of four, and their harm, in shares of
+    0.1 s a token, to the power of sixteen; what is taken.
 
     What the answer itself costs on the decode worker is the same on both routes.
     """
@@ -58,42 +59,44 @@ class Row:
     mode: Mode
 
 
-FOUR = WorkerView("d", 4, writing=4)
+SEVEN = WorkerView("d", 7, writing=7)
+TWO = WorkerView("d", 2, writing=2)
 ONE = WorkerView("d", 1, writing=1)
 ROWS = [
     # 1 s there, 1 + 0.1 s elsewhere: a hand-over for nothing.
     Row("all idle", *IDLE, PROMPT, Mode.COLOCATED),
-    # Colocated: 1 s and a step of 0.04 s in each of four chunks: 0.58^4 = 0.113. Four answers, at
-    # 0.04 of 0.1 s a token, take 1 s / 100 tokens more each: 4 * (0.5^4 - 0.4^4) = 0.148.
-    # Elsewhere: 1 + 0.1 + 0.04 s: 0.57^4 = 0.106.
-    Row("answers would be held up", IDLE[0], FOUR, PROMPT, Mode.DISAGGREGATED),
-    # The same, but 1.3 s wait there: 1.22 shares are 1 + 4 * 0.22 = 1.88, against 0.26.
-    Row("not at the price of a queue", busy(1_300), FOUR, PROMPT, Mode.COLOCATED),
-    # 0.2 s: 0.67^4 = 0.20 against 0.26.
-    Row("a short queue is worth it", busy(200), FOUR, PROMPT, Mode.DISAGGREGATED),
-    # 1.1 s of the 1.3 are over, by now: 0.67^4 again.
-    Row("nor is one that is nearly read", replace(busy(1_300), reading_since=-1.1), FOUR, PROMPT,
+    # Colocated: 1 s and a step of 0.07 s in each of four chunks: 0.64^4 = 0.17. Seven answers, at
+    # 0.07 of 0.1 s a token, take 1 s / 100 tokens more each: 7 * (0.8^16 - 0.7^16) = 0.17.
+    # Elsewhere: 1 + 0.1 + 0.07 s: 0.585^4 = 0.12.
+    Row("answers would be held up", IDLE[0], SEVEN, PROMPT, Mode.DISAGGREGATED),
+    # The same, but 1.3 s wait there: 1.235 shares are 1 + 4 * 0.235 = 1.94, against 0.34.
+    Row("not at the price of a queue", busy(1_300), SEVEN, PROMPT, Mode.COLOCATED),
+    # 0.2 s: 0.685^4 = 0.22. What comes behind is a fifth of such a prompt, and waits from a share
+    # of 0.1 up to one of 0.6: 0.2 * (0.6^4 - 0.1^4) = 0.03. Both against 0.34.
+    Row("a short queue is worth it", busy(200), SEVEN, PROMPT, Mode.DISAGGREGATED),
+    # 1.1 s of the 1.3 are over, by now: 0.25 again.
+    Row("nor is one that is nearly read", replace(busy(1_300), reading_since=-1.1), SEVEN, PROMPT,
         Mode.DISAGGREGATED),
-    # Of two prompts, half is over at the most: 0.895^4 = 0.64.
+    # Of two prompts, half is over at the most: 0.91^4 = 0.69.
     Row("whatever was read of the first",
-        replace(busy(1_300), outstanding_prompts=2, reading_since=-1.1), FOUR, PROMPT,
+        replace(busy(1_300), outstanding_prompts=2, reading_since=-1.1), SEVEN, PROMPT,
         Mode.COLOCATED),
-    # 0.52^4 + 0.2^4 - 0.1^4 = 0.075 against 0.555^4 = 0.095.
-    Row("an answer with time to spare may be held up", IDLE[0], ONE, PROMPT, Mode.COLOCATED),
-    # It takes 0.01 / (1 - 0.8) = 0.05 s a token: 0.073 + 0.6^4 - 0.5^4 = 0.140 against 0.095.
-    Row("not where it is held up already", IDLE[0], replace(ONE, reading=0.8), PROMPT,
+    # 0.54^4 and next to nothing against 0.56^4.
+    Row("answers with time to spare may be held up", IDLE[0], TWO, PROMPT, Mode.COLOCATED),
+    # They take 0.02 / (1 - 0.8) = 0.1 s a token: twice 4 * 0.1 more, for 0.1 of a target too late.
+    Row("not where they are held up already", IDLE[0], replace(TWO, reading=0.8), PROMPT,
         Mode.DISAGGREGATED),
-    # 10 tokens hold nobody up for long: 0.101^4 - 0.1^4 against 0.06^4.
-    Row("a short prompt stays", IDLE[0], ONE, RequestFacts(10), Mode.COLOCATED),
-    Row("so does one that is cached", IDLE[0], FOUR, replace(PROMPT, cached_tokens={"d": 990}),
+    # 10 tokens hold nobody up for long: 0.015^4 against 0.065^4.
+    Row("a short prompt stays", IDLE[0], TWO, RequestFacts(10), Mode.COLOCATED),
+    Row("so does one that is cached", IDLE[0], SEVEN, replace(PROMPT, cached_tokens={"d": 990}),
         Mode.COLOCATED),
     # 100 of 1,000 are left there: 0.1 s, and then the hand-over.
     Row("and one that is cached elsewhere goes there", *IDLE,
         replace(PROMPT, cached_tokens={"p": 900}), Mode.DISAGGREGATED),
-    # A cache without room: 1,100 tokens are lacking, given back at 2,000 in 100 * 0.04 s: 2.2 s.
-    # 1.68 shares are 3.72, and the harm, against 1.67 and 3.68.
+    # A cache without room: 1,100 tokens are lacking, given back at 2,000 in 100 * 0.07 s: 3.85 s.
+    # 2.565 shares are 7.26, and the harm, against 2.51 and 7.04.
     Row("a full cache makes both wait", IDLE[0],
-        replace(FOUR, context_tokens=2_000, capacity_tokens=2_000), PROMPT, Mode.DISAGGREGATED),
+        replace(SEVEN, context_tokens=2_000, capacity_tokens=2_000), PROMPT, Mode.DISAGGREGATED),
 ]  # fmt: skip
 
 
@@ -103,19 +106,19 @@ def test_the_cheaper_route_is_taken(row: Row) -> None:
 
 
 def test_whoever_sends_much_may_wait_longer() -> None:
-    """1.74 s elsewhere: 0.87^4 = 0.57 of 2 s against 0.26 colocated, but of 3 s 0.58^4 = 0.11
-    against (1.16 / 3)^4 + 0.148 = 0.17."""
-    assert plan(busy(600), FOUR).mode is Mode.COLOCATED
+    """1.77 s elsewhere: 0.885^4 = 0.61 of 2 s, and 0.24 for those behind, against 0.34 colocated,
+    but of 3 s 0.59^4 = 0.12 and 0.05 against (1.28 / 3)^4 + 0.17 = 0.21."""
+    assert plan(busy(600), SEVEN).mode is Mode.COLOCATED
     patient = replace(AUTO, ttft_target_token_s=1e-3)
-    assert plan(busy(600), FOUR, policy=patient).mode is Mode.DISAGGREGATED
+    assert plan(busy(600), SEVEN, policy=patient).mode is Mode.DISAGGREGATED
 
 
 @pytest.mark.parametrize(
     ("first", "taken"),
     [
-        # 0.3^4 + (0.3^4 - 0.2^4) = 0.015 against 0.3^4 + 2 * (0.3^4 - 0.2^4) = 0.021.
+        # 0.3^16 + (0.3^16 - 0.2^16) against 0.3^16 + 2 * (0.3^16 - 0.2^16).
         pytest.param(replace(ONE, reading=0.5), "d", id="reads half of its time"),
-        # 0.6^4 + (0.6^4 - 0.5^4) = 0.20.
+        # 0.6^16 + (0.6^16 - 0.5^16).
         pytest.param(replace(ONE, reading=0.8), "e", id="hardly does anything else"),
         # 1 s in 100 tokens of 0.01 s: no more than half of its time.
         pytest.param(replace(ONE, outstanding_tokens=1_000), "d", id="has something to read"),
@@ -130,11 +133,50 @@ def test_an_answer_is_written_where_prompts_leave_it_time(first: WorkerView, tak
     assert choose(snapshot, replace(AUTO, mode=Mode.DISAGGREGATED), PROMPT).decode == taken
 
 
+@pytest.mark.parametrize(
+    ("facts", "prefill", "mode"),
+    [
+        # 0.2 s wait there, as above: 0.25 against 0.34.
+        (PROMPT, busy(200), Mode.DISAGGREGATED),
+        # 2.17 s are 1.34, and as much as it reads itself waits behind it from a half to a whole
+        # target: 0.94; against 0.34.
+        (replace(PROMPT, queue_s={Role.PREFILL: 1.0}), IDLE[0], Mode.COLOCATED),
+        # 0.12 against 1.73.
+        (replace(PROMPT, queue_s={Role.DECODE: 1.0}), busy(0), Mode.DISAGGREGATED),
+    ],
+    ids=["no wait", "it would wait for a reader", "it would wait for a writer"],
+)
+def test_what_it_waits_in_the_coordinator_counts(
+    facts: RequestFacts, prefill: WorkerView, mode: Mode
+) -> None:
+    assert plan(prefill, SEVEN, facts).mode is mode
+
+
+@pytest.mark.parametrize(
+    ("tokens", "taken"),
+    [
+        # On the free worker it would take 3 s and a step of 0.02 s in each of 12 chunks: as long
+        # as the other one, 3.24 s. 40 answers end in 100 * 0.02 s: 20 chats a second would find
+        # none free for 1.62 of their 2 s, and cost 20 * 2 * (0.2 + 0.62 + 2 * 0.62^2) = 64.
+        # It may wait 11 s itself, of which it takes 6.48 behind the other one: 0.59^4 = 0.12.
+        (3_000, "d"),
+        # 0.12 s are next to nothing for those, and 3.36 s of its 2.3 s cost 2.8.
+        (100, "e"),
+    ],
+)
+def test_a_long_prompt_does_not_take_the_last_free_worker(tokens: int, taken: str) -> None:
+    timings = replace(TIMINGS, sequence_s=1e-3)
+    views = (WorkerView("d", 20, 3_000, writing=20), WorkerView("e", 20, writing=20))
+    snapshot = Snapshot((), views, {}, 0, replace(ESTIMATES, pools={"": timings}))
+    policy = ModelPolicy(Mode.COLOCATED, ttft_target_s=2.0, ttft_target_token_s=3e-3)
+    assert choose(snapshot, policy, RequestFacts(tokens)).decode == taken
+
+
 def test_it_says_why_in_words_and_numbers() -> None:
     assert plan(busy(600), WorkerView("d", 4, writing=4)).reason == (
         "auto: set for the model; "
-        "colocated would start in 1.16 s and hold up 4 running answers by 250 ms a step, "
-        "disaggregated would start in 1.74 s and hold nobody up"
+        "colocated would start in 1.16 s and hold up 4 running answers by 250 ms a step "
+        "(cost 0.11), disaggregated would start in 1.74 s and hold nobody up (cost 0.81)"
     )
 
 
