@@ -123,9 +123,9 @@ def report(
 ) -> None:
     """Says what the experiment shows by now, as often as one likes."""
     from cli.http import connect, get_json
-    from measure.ab.report import compare
-    from measure.ab.slots import experiment
     from measure.ab.words import render
+    from pdserve.ab.report import compare
+    from pdserve.ab.slots import experiment
 
     with connect(url, key) as client:
         told = get_json(client, _path(model or _only_model(client)))

@@ -47,12 +47,12 @@ def simulate(  # noqa: PLR0913  (one option each)
     from cli.ab import show
     from cli.failure import CliError
     from cli.traffic import arrivals
-    from measure.ab.report import compare
     from measure.ab.simulated import play
     from measure.ab.words import render
     from measure.simulation.roofline import GPUS, MODELS
     from measure.simulation.trace_run import Setup, Targets
     from measure.simulation.traces import faster
+    from pdserve.ab.report import compare
     from pdserve.types import Mode
 
     coming = faster(arrivals(traffic, 20 * slot, 20.0, 1), speedup)

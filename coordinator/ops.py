@@ -26,6 +26,7 @@ from coordinator.policy.pairs import Pair, PairState
 from coordinator.policy.ticket import Priority
 from coordinator.timelines import RECENT, SLOWEST, Timelines
 from coordinator.traffic import traffic
+from coordinator.verdicts import Verdicts
 from pdserve.config_experiment import Experiment
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
 from pdserve.section import first_of
@@ -70,6 +71,7 @@ class Ops:
         self._timelines = timelines
         self._ledger = ledger
         self._experiments = experiments
+        self._verdicts = Verdicts()
         self._seen: set[tuple[str, Mode]] = set()
         self._all_tried = False
         self._stopping = False
@@ -269,12 +271,16 @@ class Ops:
             "slowest": [asdict(it) for it in self._timelines.slowest()],
         }
 
-    def dashboard(self) -> dict[str, Any]:
+    async def dashboard(self) -> dict[str, Any]:
         """All that the dashboard shows."""
+        trials = []
+        for told in self.experiments():
+            verdicts = await self._verdicts.of(self.experiment(told["model"]))
+            trials.append({**told, "comparisons": verdicts})
         return {
             "fleet": self.fleet(),
             "requests": self.requests(),
-            "experiments": self.experiments(),
+            "experiments": trials,
             "traffic": traffic(self._metrics.registry),
         }
 

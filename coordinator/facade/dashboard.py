@@ -47,7 +47,7 @@ def add_dashboard(app: FastAPI, require_admin: Callable[[Request], None], ops: O
     @app.get("/dashboard/data")
     async def data(request: Request) -> Response:
         require_admin(request)
-        return json_response(ops.dashboard(), request_id_header(request))
+        return json_response(await ops.dashboard(), request_id_header(request))
 
 
 def _hash(tag: str) -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 from coordinator.catalog import ServedModel
 from coordinator.facade.grpc_prompt import NAMES, prompt_of, truncation_of
 from coordinator.facade.intake import Intake, begin, ended_early, one_line, request_id_from, whole
+from coordinator.facade.openai_schema import ARM
 from coordinator.facade.parsed import ParsedDelta
 from coordinator.facade.ports import Dispatch, EndObserver, TokenStream
 from coordinator.facade.validate import COMPLETION_MAX_TOKENS
@@ -195,10 +196,12 @@ def _metadata(context: Context) -> dict[str, str]:
 
 
 def _route_metadata(record: RequestRecord, route: Route) -> tuple[tuple[str, str], ...]:
+    arm = ((ARM, one_line(route.arm)),) if route.arm else ()
     return (
         (REQUEST_ID, record.request_id),
         ("x-pdserve-mode", route.mode.value),
         ("x-pdserve-reason", one_line(route.reason)),
+        *arm,
     )
 
 

@@ -80,7 +80,7 @@ class Ops(Protocol):
     def stop_experiment(self, model: str) -> dict[str, Any]:
         """Raises RejectedError."""
 
-    def dashboard(self) -> dict[str, Any]:
+    async def dashboard(self) -> dict[str, Any]:
         """The fleet, the requests that ended, experiments, and what went through since the start,
         as JSON."""
 

@@ -1,5 +1,2 @@
-"""Is one arm of an experiment better than another? Answers that may be looked at all the time.
-
-The unit is a block: one slot of each arm, in random order, never a single request. Pure, but for
-`__main__`, which measures how often the answers are wrong.
-"""
+"""Experiments beside those that run on a coordinator: simulated, on this machine, and made up, to
+measure how often the answers of `pdserve.ab` are wrong."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from measure.ab.evidence import Array
-from measure.ab.report import ALPHA
 from measure.ab.synthetic import (
     Made,
     Outcome,
@@ -22,6 +20,8 @@ from measure.ab.synthetic import (
     play,
 )
 from measure.page import Section, table
+from pdserve.ab.evidence import Array
+from pdserve.ab.report import ALPHA
 
 SECTION = Section("verdicts on made-up experiments", "python -m measure.ab --write docs/ab.md")
 

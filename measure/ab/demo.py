@@ -25,14 +25,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from measure import machine
 from measure.ab.load import CHAT, LONG, Alone, Kind, Mix, alone
-from measure.ab.report import compare
-from measure.ab.slots import Arm, Experiment, Slot, quantiles
 from measure.ab.words import render
 from measure.bench.answer import Answer
 from measure.bench.drive import Target, drive
 from measure.bench.summary import Targets
 from measure.page import Section
 from measure.processes import BenchError, child, python
+from pdserve.ab.report import compare
+from pdserve.ab.slots import Arm, Experiment, Slot, quantiles
 from pdserve.types import Mode
 
 SECTION = Section("experiments on real workers", "make ab-demo")

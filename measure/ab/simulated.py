@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from measure.ab.slots import Arm, Experiment, Slot, quantiles
 from measure.simulation.trace_run import Seen, Setup, Targets, met, simulate
 from measure.simulation.traces import Arrival
+from pdserve.ab.slots import Arm, Experiment, Slot, quantiles
 
 
 def play(

@@ -12,7 +12,7 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
-from measure.ab.evidence import Array, evidence_after_each
+from pdserve.ab.evidence import Array, evidence_after_each
 
 
 @dataclass(frozen=True, slots=True)

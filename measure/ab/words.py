@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import isinf
 
-from measure.ab.evidence import Interval
-from measure.ab.report import ALPHA, Comparison, Row
-from measure.ab.slots import Experiment
 from measure.page import table
+from pdserve.ab.evidence import Interval
+from pdserve.ab.report import ALPHA, Comparison, Row
+from pdserve.ab.slots import Experiment
 
 _MANY = 10.0
 """A change that is shown as a factor."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 
+from coordinator.experiments import Experiments
 from coordinator.gateway.keys import KeyRing, new_key
+from pdserve.ab.report import decide
+from pdserve.ab.slots import experiment
 from pdserve.config_experiment import Arm, Experiment
 from pdserve.types import Mode, Role
 from tests.support.browser import browser_page
@@ -26,6 +31,39 @@ ARMS = (Arm(name="whole", mode=Mode.COLOCATED), Arm(name="split", mode=Mode.DISA
 TRIAL = Experiment(name="split-or-not", model=MODEL, arms=ARMS)
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Experiments tell as many blocks as the list adds up to, in each of which some 26 of 100
+    requests were good in the first arm, and some 75 in the other, on twice as many GPUs."""
+    blocks: list[int] = []
+    report = Experiments.report
+
+    def told(self: Experiments, model: str) -> dict[str, Any]:
+        slots = [
+            {
+                "block": block, "arm": arm.name, "asked": 100, "good": good, "good_tokens": good,
+                "seconds": 50.0, "ttft_s": None, "itl_s": None,
+            }
+            for block in range(sum(blocks))
+            for arm, good in zip(ARMS, (20 + block % 5 * 3, 90 - block % 7 * 5), strict=True)
+        ]  # fmt: skip
+        return {**(report(self, model) or {}), "slots": slots}
+
+    monkeypatch.setattr(Experiments, "report", told)
+    return blocks
+
+
+def lane(low: float, high: float) -> list[float]:
+    """Where an interval's bar begins and how wide it is, in percent: -100 % is at the left, nothing
+    in the middle, and twice as much two thirds of the way."""
+    left, right = (50 + 50 * (1 if math.isinf(x) else x / (2 + x)) for x in (low, high))
+    return [pytest.approx(left, abs=0.01), pytest.approx(right - left, abs=0.01)]
+
+
+async def bar(trial: Locator) -> list[float]:
+    style = await trial.locator(".piece").get_attribute("style") or ""
+    return [float(number) for number in re.findall(r"([\d.]+)%", style)]
+
+
 async def load(page: Page, url: str) -> None:
     """Opens the dashboard with a clock that goes on by hand; its first data is there."""
     await page.clock.install()
@@ -35,8 +73,9 @@ async def load(page: Page, url: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_fleet_and_requests_are_shown_as_they_are(
-    scheme: Literal["light", "dark"], tmp_path: Path
+    scheme: Literal["light", "dark"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    blocks = counted(monkeypatch)
     workers = (
         SimFleetWorker("prefill-1", Role.PREFILL, sim=SLOW),
         SimFleetWorker(HTML, Role.DECODE, sim=SLOW),
@@ -73,6 +112,20 @@ async def test_fleet_and_requests_are_shown_as_they_are(
         for arm in ARMS:
             shown = page.locator("#arms tr", has_text=arm.name).filter(has_text=arm.mode.value)
             await expect(shown).to_contain_text("running")
+        trials = page.locator("#verdicts > div")
+        await expect(trials).to_contain_text(
+            "whole or split: not yet known, for no block is complete"
+        )
+        await expect(trials).to_contain_text("split: nothing known")
+        assert await bar(trials) == lane(-1.0, math.inf) == [0, 100]
+        blocks.append(24)
+        await page.clock.fast_forward(EVERY_MS)
+        await expect(trials).to_contain_text("whole or split: disaggregate")
+        await expect(trials).to_contain_text("24 blocks, 4800 requests")
+        report = fleet.coordinator.ops.experiment(MODEL)
+        [known] = decide(experiment(report))
+        assert known.goodput.change.low > 0
+        assert await bar(trials) == lane(known.goodput.change.low, known.goodput.change.high)
 
         for name in ("ttfts", "itls"):
             for mode in ("colocated", "disaggregated"):

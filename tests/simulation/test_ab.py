@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from measure.ab.report import compare
 from measure.ab.simulated import play
 from measure.simulation.roofline import GPUS, MODELS
 from measure.simulation.trace_run import Setup, Targets
 from measure.simulation.traces import Arrival
+from pdserve.ab.report import compare
 from pdserve.types import Mode
 
 # Two a second, of which every fourth is long.

@@ -176,7 +176,7 @@ class FakeOps:
     def requests(self) -> dict[str, Any]:
         return {"recent": [], "slowest": []}
 
-    def dashboard(self) -> dict[str, Any]:
+    async def dashboard(self) -> dict[str, Any]:
         nothing = {"bounds": [], "modes": {}}
         return {
             "fleet": {"ready": True, "workers": [], "pairs": [], "requests": {}},

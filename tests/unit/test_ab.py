@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from measure.ab import evidence, synthetic
+from measure.ab import synthetic
 from measure.ab.demo import slot_of
-from measure.ab.evidence import Interval, interval, times_as_many
 from measure.ab.load import Alone, Mix, alone
-from measure.ab.report import Comparison, Row, compare
-from measure.ab.slots import Arm, Experiment, Slot, experiment
 from measure.ab.words import render
 from measure.bench.answer import Answer
 from measure.bench.summary import Targets
+from pdserve.ab import evidence
+from pdserve.ab.evidence import Interval, interval, times_as_many
+from pdserve.ab.report import Comparison, Row, compare
+from pdserve.ab.slots import Arm, Experiment, Slot, experiment
 from pdserve.types import Mode
 
 differences = st.lists(st.floats(-1, 1), min_size=1, max_size=30)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator.record import RequestRecord
-from measure.ab.report import compare
-from measure.ab.slots import experiment
+from pdserve.ab.report import compare
+from pdserve.ab.slots import experiment
 from pdserve.config_experiment import Experiment
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TextPrompt

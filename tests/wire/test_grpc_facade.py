@@ -27,6 +27,7 @@ async def test_generate(service: GrpcFacade) -> None:
     assert metadata["x-request-id"] == "mine"
     assert metadata["x-pdserve-mode"] == "disaggregated"
     assert metadata["x-pdserve-reason"] == "auto: 37 of 512 uncached tokens"
+    assert metadata["x-pdserve-arm"] == "blue"
     assert await call == pb.GenerateResponse(
         id="mine",
         text="Hello",
