@@ -38,11 +38,11 @@ from pdserve.types import Mode
 SECTION = Section("experiments on real workers", "make ab-demo")
 WORKERS = 2
 LOADS = (
-    (Mix("Chats and long prompts", chats=2.0, longs=0.4), 0.6),
-    (Mix("Chats alone", chats=2.0), 0.4),
+    (Mix("Chats and long prompts", chats=3.0, longs=0.6), 0.6),
+    (Mix("Chats alone", chats=3.0), 0.4),
 )
 """And each one's part of the time."""
-SLOT_CHATS = 6.0
+SLOT_CHATS = 4.0
 """The length of a slot, in chats that have the machine for themselves."""
 _START_S = 240.0
 _TRIES = 3

@@ -17,7 +17,7 @@ from measure.bench.summary import Targets
 from measure.simulation.traces import Arrival
 
 TTFT_SCALE = 4.0
-TPOT_SCALE = 2.0
+TPOT_SCALE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Kind:
         return Arrival(at_s, dice.randint(*self.prompt_tokens), self.answer_tokens)
 
 
-CHAT = Kind((30, 60), 48)
+CHAT = Kind((30, 60), 24)
 LONG = Kind((1_200, 1_800), 8)
 
 

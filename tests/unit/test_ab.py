@@ -327,7 +327,7 @@ def test_a_load_and_its_targets_are_in_units_of_the_machine() -> None:
 
     machine = alone([answer(0.1, 2.0, 20)], [answer(1.5, 4.0, 6)])
     assert machine == Alone(2.0, pytest.approx(0.1), 4.0, 1.5)
-    assert machine.targets == Targets(6.0, pytest.approx(0.2))
+    assert machine.targets == Targets(6.0, pytest.approx(0.15))
 
     coming = Mix("both", chats=4.0, longs=2.0).arrivals(machine, 1_000.0, seed=1)
     longs = [arrival for arrival in coming if arrival.prompt_tokens >= 1_200]
