@@ -15,66 +15,108 @@ from cli.failure import CliError
 from cli.options import DEFAULT_URL, Key, Url
 
 if TYPE_CHECKING:
-    from measure.eval.result import Paired, Result, Run
+    import httpx
+
+    from measure.eval.result import Paired, Result, Run, Way
     from measure.eval.run import TokenPrices
+
+    Ask = Callable[[httpx.Client, str, list[Way]], Result]
+    """Of a server and a model, by each of these ways."""
+
+_LM_EVAL = "lm-eval:"
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SPAN = re.compile(r"(\d+)([smh])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
 
 
+Suite = Annotated[
+    str,
+    typer.Argument(
+        help="A file in YAML, one that comes with pdserve, or lm-eval:TASK,TASK of lm-eval."
+    ),
+]
+Modes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE,MODE", help="Asks each question by each mode, and compares the answers."
+    ),
+]
+Arms = Annotated[
+    str | None,
+    typer.Option(metavar="ARM,ARM", help="Likewise by each arm of the server's experiment."),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Questions of each of lm-eval's tasks.")]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|DIR", help="The model's, for those of lm-eval's tasks that score prompts."
+    ),
+]
+OwnTasks = Annotated[
+    Path | None, typer.Option("--tasks", metavar="DIR", help="Tasks for lm-eval that are your own.")
+]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="An earlier result to compare with.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where the result goes, as JSON.")
+]
+Prices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROMPT,ANSWER",
+        help="What a million tokens cost, where the server keeps no ledger that we may see.",
+    ),
+]
+Every = Annotated[
+    str | None, typer.Option(metavar="SPAN", help="Again and again, for example every 10m.")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="AMOUNT", help="Stops before more is spent, for example 2usd."),
+]
+
+
 def evaluate(  # noqa: PLR0913  (every one is an option)
-    suite: Annotated[str, typer.Argument(help="A file in YAML, or one that comes with pdserve.")],
+    suite: Suite,
     *,
     model: Annotated[str | None, typer.Option(help="By default, the first one served.")] = None,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODE,MODE", help="Asks each question by each mode, and compares the answers."
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier result to compare with.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the result goes, as JSON.")
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROMPT,ANSWER",
-            help="What a million tokens cost, where the server keeps no ledger that we may see.",
-        ),
-    ] = None,
-    every: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Again and again, for example every 10m.")
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="AMOUNT", help="Stops before more is spent, for example 2usd."),
-    ] = None,
+    modes: Modes = None,
+    arms: Arms = None,
+    limit: Limit = None,
+    tokenizer: Tokenizer = None,
+    tasks: OwnTasks = None,
+    baseline: Baseline = None,
+    out: Output = None,
+    prices: Prices = None,
+    every: Every = None,
+    budget: Budget = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
     """Asks any OpenAI-compatible server the questions of a suite and grades its answers.
 
-    Exit status 1 where it got worse: than the baseline, or by one mode than by another.
+    Exit status 1 where it got worse: than the baseline, or by one mode or arm than by another.
     """
     from cli.http import connect, get_json
-    from measure.eval.result import from_json
-    from measure.eval.run import run
-    from measure.eval.suite import load
+    from measure.eval.result import Way, from_json
 
-    questions = load(suite)
-    asked = [mode.strip() for mode in modes.split(",")] if modes else [""]
+    ways = [Way(mode=it) for it in _names(modes)] + [Way(arm=it) for it in _names(arms)] or [Way()]
     known = from_json(_read(baseline)) if baseline else None
-    costs = _prices(prices)
+    if suite.startswith(_LM_EVAL):
+        names = _names(suite.removeprefix(_LM_EVAL))
+        ask = _asks_lm_eval(names, limit, tokenizer, tasks, _prices(prices))
+    elif limit or tokenizer or tasks:
+        raise CliError("--limit, --tokenizer and --tasks are of lm-eval:TASK,TASK")
+    else:
+        ask = _asks(suite, _prices(prices))
     rounds = Rounds(_span_s(every), _amount(budget), time.sleep, time.monotonic)
     worse = False
     with connect(url, key) as client:
         name = model or get_json(client, "/v1/models")["data"][0]["id"]
         for _ in rounds:
-            result = run(client, questions, name, asked, costs)
+            result = ask(client, name, ways)
             if out is not None:
                 _write(out, result)
             worse |= tell(result, known)
@@ -82,6 +124,31 @@ def evaluate(  # noqa: PLR0913  (every one is an option)
             known = known or result
     if worse:
         raise typer.Exit(1)
+
+
+def _asks(suite: str, prices: TokenPrices | None) -> Ask:
+    """Raises ConfigError."""
+    from measure.eval.run import run
+    from measure.eval.suite import load
+
+    questions = load(suite)
+    return lambda client, model, ways: run(client, questions, model, ways, prices)
+
+
+def _asks_lm_eval(
+    names: list[str],
+    limit: int | None,
+    tokenizer: str | None,
+    folder: Path | None,
+    prices: TokenPrices | None,
+) -> Ask:
+    """Raises CliError."""
+    from measure.eval import harness
+
+    if prices is not None:
+        raise CliError("--prices: lm-eval does not tell how many tokens its answers have")
+    tasks = harness.Tasks(tuple(names), limit, tokenizer, folder)
+    return lambda client, model, ways: harness.run(client, tasks, model, ways)
 
 
 @dataclass
@@ -174,6 +241,10 @@ def _words(compared: Paired) -> str:
         if ids
     ]
     return f"{', '.join(parts)}: {verdict} (p = {compared.p_value:.3g})"
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []
 
 
 def _read(file: Path) -> bytes:

@@ -31,15 +31,33 @@ class Graded(msgspec.Struct, frozen=True):
     cost: float | None = None
 
 
-class Run(msgspec.Struct, frozen=True):
-    """All cases, asked one way; `asked_mode` is empty where the server chose."""
+class Way(msgspec.Struct, frozen=True):
+    """How requests are to be served: by a mode, or by an arm of the server's experiment; empty
+    where the server chooses."""
 
-    asked_mode: str
+    mode: str = ""
+    arm: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.mode or self.arm or "default"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those that ask for it."""
+        asked = {"x-pdserve-mode": self.mode, "x-pdserve-arm": self.arm}
+        return {name: value for name, value in asked.items() if value}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """All cases, asked one way."""
+
+    asked: Way
     answers: tuple[Graded, ...]
 
     @property
     def name(self) -> str:
-        return self.asked_mode or "default"
+        return self.asked.name
 
     @property
     def correct(self) -> int:
@@ -117,7 +135,7 @@ def baseline_of(run: Run, baseline: Result, now: Result) -> Run:
             f"the baseline is of another suite, or of another version of it: {baseline.suite} "
             f"{baseline.digest}, not {now.suite} {now.digest}"
         )
-    same: Sequence[Run] = [each for each in baseline.runs if each.asked_mode == run.asked_mode]
+    same: Sequence[Run] = [each for each in baseline.runs if each.asked == run.asked]
     return (*same, *baseline.runs)[0]
 
 

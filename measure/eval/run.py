@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import httpx
 import msgspec
 
 from measure.eval import grade
-from measure.eval.result import Graded, Result, Run
+from measure.eval.result import Graded, Result, Run, Way
 from measure.eval.suite import Case, Suite
 
 LEDGER_LAG_S = 5.0
@@ -32,25 +33,24 @@ def run(
     client: httpx.Client,
     suite: Suite,
     model: str,
-    modes: Sequence[str],
+    ways: Sequence[Way],
     prices: TokenPrices | None,
 ) -> Result:
-    """`modes` are asked for by header, an empty one not at all. Costs are by `prices`, or else
-    those of the server's ledger, where it has one and lets us look.
+    """Costs are by `prices`, or else those of the server's ledger, where it has one and lets us
+    look.
 
     One request at a time: at temperature 0 a crowd may turn near ties of the best tokens, and
     answers that are to be compared must not depend on it. Raises httpx.HTTPError where nobody
     answers at all.
     """
     began = time.time()
-    answers: dict[str, list[Graded]] = {mode: [] for mode in modes}
-    for case in suite.cases:  # in turn: what changes meanwhile meets all modes alike
-        for mode in modes:
-            answers[mode].append(_ask(client, suite, case, model, mode))
-    currency, costs = ("", {}) if prices else _ledger(client, began - LEDGER_LAG_S)
+    answers: dict[Way, list[Graded]] = {way: [] for way in ways}
+    for case in suite.cases:  # in turn: what changes meanwhile meets all ways alike
+        for way in ways:
+            answers[way].append(_ask(client, suite, case, model, way))
+    currency, costs = ("", {}) if prices else ledger(client, began - LEDGER_LAG_S)
     runs = tuple(
-        Run(mode, tuple(_priced(answer, prices, costs) for answer in answers[mode]))
-        for mode in modes
+        Run(way, tuple(_priced(answer, prices, costs) for answer in answers[way])) for way in ways
     )
     at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
     return Result(suite.name, suite.digest, model, at, currency, runs)
@@ -67,9 +67,9 @@ def is_right(case: Case, text: str) -> bool:
     return grade.chooses(text, case.choice.options, case.choice.answer)
 
 
-def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, mode: str) -> Graded:
+def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, way: Way) -> Graded:
     request_id = f"eval-{uuid.uuid4().hex}"
-    headers = {"x-request-id": request_id, **({"x-pdserve-mode": mode} if mode else {})}
+    headers = {"x-request-id": request_id, **way.headers}
     began = time.monotonic()
     response = client.post("/v1/chat/completions", json=suite.body(case, model), headers=headers)
     seconds = time.monotonic() - began
@@ -92,14 +92,17 @@ def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, mode: str) 
     )
 
 
-def _ledger(client: httpx.Client, since: float) -> tuple[str, dict[str, float]]:
-    """The ledger's currency, and costs by request id; empty where there is nothing to see."""
+def ledger(client: httpx.Client, since: float) -> tuple[str, dict[str, float]]:
+    """The server's: its currency, and costs by request id; empty where there is nothing to see."""
     response = client.get("/usage", params={"by": "request", "since": f"{since:f}"})
     if not response.is_success:
         return "", {}
     try:
         told: dict[str, Any] = response.json()
-        return told["currency"], {row["request_id"]: row["cost"] for row in told["rows"]}
+        costs: dict[str, float] = defaultdict(float)
+        for row in told["rows"]:
+            costs[row["request_id"]] += row["cost"]
+        return told["currency"], dict(costs)
     except (ValueError, KeyError, TypeError):  # another server's, whatever it means by it
         return "", {}
 

@@ -57,6 +57,7 @@ CLIENTS = (
         (PYTHON, "lm_eval_backend.py"),
         (("backend", "local-chat-completions"),),
     ),
+    Client("pdserve eval lm-eval:TASK", (sys.executable, "pdserve_eval.py")),
 )
 
 

@@ -18,6 +18,7 @@ from measure.eval.result import (
     Graded,
     Result,
     Run,
+    Way,
     baseline_of,
     from_json,
     mcnemar,
@@ -90,7 +91,7 @@ def test_mcnemar_by_hand() -> None:
 
 def answers(mode: str, **right: bool) -> Run:
     return Run(
-        mode,
+        Way(mode),
         tuple(
             Graded(name, name, is_right, str(is_right), cost=0.5)
             for name, is_right in right.items()
@@ -124,14 +125,14 @@ def test_costs_for_each_right_answer() -> None:
     run = answers("", a=True, b=True, c=False)
     assert (run.cost, run.cost_per_correct) == (1.5, 0.75)
     assert answers("", a=False).cost_per_correct is None
-    assert Run("", (Graded("a", "r", True, ""),)).cost is None
+    assert Run(Way(), (Graded("a", "r", True, ""),)).cost is None
 
 
 def test_a_result_is_read_back_and_belongs_to_its_suite() -> None:
     kept = result(answers("colocated", a=True), answers("disaggregated", a=False))
     assert from_json(to_json(kept)) == kept
-    assert baseline_of(answers("disaggregated"), kept, kept).asked_mode == "disaggregated"
-    assert baseline_of(answers("auto"), kept, kept).asked_mode == "colocated"
+    assert baseline_of(answers("disaggregated"), kept, kept).name == "disaggregated"
+    assert baseline_of(answers("auto"), kept, kept).name == "colocated"
     with pytest.raises(ConfigError, match="another suite"):
         baseline_of(answers(""), kept, result(digest="e"))
     with pytest.raises(ConfigError, match="no result"):
@@ -208,8 +209,8 @@ class Server:
 
 def asked(server: Callable[[httpx.Request], httpx.Response], suite: Suite, prices: Any) -> Result:
     with httpx.Client(transport=httpx.MockTransport(server), base_url="http://s") as client:
-        modes = ("colocated", "disaggregated")
-        return runner.run(client, suite, "tiny", modes, prices)
+        ways = (Way("colocated"), Way("disaggregated"))
+        return runner.run(client, suite, "tiny", ways, prices)
 
 
 def test_each_question_is_asked_by_each_mode_and_costs_what_the_ledger_says(suite: Suite) -> None:
@@ -245,7 +246,7 @@ def test_a_budget_needs_costs_in_its_currency() -> None:
     with pytest.raises(CliError, match="in eur, and the ledger in USD"):
         rounds.spent(result(answers("", a=True)))
     with pytest.raises(CliError, match="--prices"):
-        rounds.spent(result(Run("", (Graded("a", "r", True, ""),))))
+        rounds.spent(result(Run(Way(), (Graded("a", "r", True, ""),))))
 
 
 def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
