@@ -1,4 +1,4 @@
-.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv ab-demo fuzz soak soak-simulated soak-processes clean
+.PHONY: help install serve test test-fast check conformance sdks proto proto-accept bench bench-kv bench-peers ab-demo fuzz soak soak-simulated soak-processes clean
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
@@ -65,10 +65,15 @@ bench-kv: ## measures KV transfers from process to process; rewrites docs/kv_tra
 	@scripts/install $(VENV) requirements/$(serve_set).txt
 	@exec $(bin)/python -m measure.kv_transfer --write docs/kv_transfer.md
 
+bench-peers: ## pdserve bench beside vllm bench serve and guidellm, on simulated workers; in docs/bench.md
+	@scripts/install $(VENV) requirements/$(serve_set).txt
+	@scripts/install .peers requirements/peers.txt
+	@exec $(bin)/python -m measure.peers --write docs/bench.md $(ARGS)
+
 ab-demo: ## colocated, disaggregated or auto, on real workers: an experiment and its verdict, ten minutes
 	@scripts/install $(VENV) requirements/$(serve_set).txt
 	@exec $(bin)/python -m measure.ab.demo $(ARGS)
 
 clean: ## removes what the targets above have made
-	@rm -rf $(VENV) .sdks build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .sdks .peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,6 +35,7 @@ Traffic = Annotated[
 Lengths = Annotated[str, typer.Option(metavar="FROM-TO", help="In tokens; not of a trace.")]
 Seconds = Annotated[float, typer.Option(min=1, help="Of each run, warm-up included.")]
 WarmUp = Annotated[float, typer.Option(min=0, help="Seconds that count for nothing.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of arrivals and lengths.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Runs of each target at the asked rate.")]
 Saturate = Annotated[
     bool, typer.Option("--saturate", help="Looks for the highest rate within the SLO, too.")
@@ -59,6 +60,7 @@ def bench(  # noqa: PLR0913  (one option each)
     seconds: Seconds = 60.0,
     warm_up: WarmUp = 5.0,
     rounds: Rounds = 1,
+    seed: Seed = 0,
     ttft_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of the first token.")] = "2s",
     itl_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of those after it.")] = "50ms",
     saturate: Saturate = False,
@@ -68,10 +70,9 @@ def bench(  # noqa: PLR0913  (one option each)
     """Open-loop load on any OpenAI-compatible server: latencies, goodput, saturation."""
     from rich.console import Console
 
+    from cli import quantities
     from cli.bench_progress import Shown
     from cli.bench_table import picture
-    from cli.quantities import duration
-    from cli.quantities import rate as rate_of
     from measure import machine
     from measure.bench.document import SCHEMA, Document, Target
     from measure.bench.targets import Load, measure
@@ -81,9 +82,9 @@ def bench(  # noqa: PLR0913  (one option each)
     if page is not None:
         _need_matplotlib()
     targets = _targets(target or [f"pdserve={DEFAULT_URL}"], header or [], model, key)
-    slo = Slo(duration(ttft_p99), duration(itl_p99))
-    arrivals = _arrivals(traffic, _lengths(prompt_tokens), _lengths(answer_tokens))
-    load = Load(arrivals, rate_of(rate), seconds, warm_up, slo)
+    slo = Slo(quantities.duration(ttft_p99), quantities.duration(itl_p99))
+    arrivals = _arrivals(traffic, prompt_tokens, answer_tokens)
+    load = Load(arrivals, quantities.rate(rate), seconds, warm_up, slo, seed)
     try:
         with Shown(Console(stderr=True)) as shown:
             found = measure(targets, load, rounds, saturate=saturate, watch=shown)
@@ -138,10 +139,11 @@ def _lengths(text: str) -> tuple[int, int]:
     raise CliError(f"{text!r} is no range of tokens, like 50-200")
 
 
-def _arrivals(traffic: str, prompt: tuple[int, int], answer: tuple[int, int]) -> Arrivals:
+def _arrivals(traffic: str, prompt_tokens: str, answer_tokens: str) -> Arrivals:
     from cli.traffic import arrivals
     from measure.bench.arrivals import BURSTINESS, gamma, replayed
 
+    prompt, answer = _lengths(prompt_tokens), _lengths(answer_tokens)
     if traffic == "poisson":
         return gamma(1.0, prompt, answer)
     if traffic == "bursty":

@@ -31,13 +31,15 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Each run lasts `seconds`, the first `warm_up_s` of which count for nothing."""
+    """Each run lasts `seconds`, the first `warm_up_s` of which count for nothing. Arrivals are
+    those of `seed` in the first round, of the next seed in the next."""
 
     arrivals: Arrivals
     rate: float
     seconds: float
     warm_up_s: float
     slo: Slo
+    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -101,8 +103,8 @@ class _Search:
         return Saturation(rate, beyond.broken, beyond.client_limited)
 
 
-def _run(target: Target, load: Load, rate: float, seed: int, watch: Watch, words: str) -> Run:
-    coming = load.arrivals(rate, load.seconds, seed)
+def _run(target: Target, load: Load, rate: float, number: int, watch: Watch, words: str) -> Run:
+    coming = load.arrivals(rate, load.seconds, load.seed + number)
     if not any(it.at_s >= load.warm_up_s for it in coming):
         raise BenchError(f"at {rate:.3g}/s nothing is due between warm-up and end: make it longer")
     watch.begins(words, len(coming))
