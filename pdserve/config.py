@@ -77,9 +77,9 @@ class ModelConfig(_Section):
     )
     mode: Mode = Mode.COLOCATED
     decider: Literal["threshold", "estimate"] = Field(
-        default="threshold",
-        description="auto: by the prompt's length, or by what both routes are estimated to take; "
-        "by length, too, until the estimates are learnt",
+        default="estimate",
+        description="auto: by what both routes are estimated to take, and by the prompt's length "
+        "until that is learnt; or by the length alone",
     )
     min_prefill_tokens: int = Field(
         default=512,

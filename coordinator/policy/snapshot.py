@@ -69,7 +69,7 @@ class ModelPolicy:
     arm: str = ""
     prefill_balance: str = "prefix-aware"
     decode_balance: str = "prefix-aware"
-    decider: Literal["threshold", "estimate"] = "threshold"
+    decider: Literal["threshold", "estimate"] = "estimate"
     ttft_target_s: float = 2.0
     ttft_target_token_s: float = 0.0
     itl_target_s: float = 0.1
