@@ -193,7 +193,9 @@ def _read(file: Path) -> dict[str, Any]:
 
     try:
         fields = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise CliError(f"{file}: {error}") from None
     if not isinstance(fields, dict):
         raise CliError(f"{file} does not hold the fields of an experiment, `name: value`")

@@ -130,11 +130,16 @@ def decode(data: bytes) -> Document:
 
 def capacities(data: bytes, gpus: int) -> dict[str, Measured]:
     """What each target serves, on so many GPUs. Raises DocumentError, also where the saturation
-    of one was not looked for."""
+    of one was not looked for, or not found for want of a faster client."""
     found = {}
     for target in decode(data).targets:
         if target.saturation is None:
             raise DocumentError(f"the saturation of {target.name} was not looked for")
+        if target.saturation.client_limited:
+            raise DocumentError(
+                f"{target.name} serves more than {target.saturation.rate:.3g} requests/s, for the "
+                "client was the limit there: measure it again from a faster or less busy machine"
+            )
         runs = [*target.runs, *target.search]
         requests = sum(run.requests for run in runs)
         tokens = sum(run.prompt_tokens + run.answer_tokens for run in runs)

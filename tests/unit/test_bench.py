@@ -206,6 +206,12 @@ def test_a_file_of_another_kind_is_refused() -> None:
         capacities(encode(document(None)), 1)
 
 
+def test_nothing_is_planned_by_what_a_client_could_not_send() -> None:
+    found = document(Saturation(4.0, Constraint.ITL, client_limited=True))
+    with pytest.raises(DocumentError, match="one serves more than 4 requests/s"):
+        capacities(encode(found), 1)
+
+
 def test_targets_take_turns_and_saturate_where_they_are_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
