@@ -116,7 +116,10 @@ class Climb:
         self.execution.release()
         fault = fault_of(plan, prefill_side=False, reason=error.reason)
         failed = is_infrastructure(error.reason)  # a move is no failure, and costs no attempt
-        if fault is None or (failed and not self._left):
+        if fault is None:
+            raise error
+        if failed and not self._left:
+            self._observer.metrics.recovered(self._record, error.reason.label, "failed")
             raise error
         if failed:
             self._left -= 1
@@ -150,7 +153,7 @@ class Climb:
                 raise error from refusal
             raise
         finally:
-            self._observer.metrics.recovered(self._record.model, error.reason.label, outcome)
+            self._observer.metrics.recovered(self._record, error.reason.label, outcome)
 
     async def _climb(self, what: Resumed, prompt: PromptBlocks, failure: _Failure | None) -> Delta:
         request, record = what.request, self._record
@@ -257,4 +260,4 @@ class Climb:
 
     def _count(self, step: Rung, reason: ErrorReason) -> None:
         self._record.fallbacks.append(f"{step}: {reason.label}")
-        self._observer.metrics.fell_back(self._record.model, step.value, reason.label)
+        self._observer.metrics.fell_back(self._record, step.value, reason.label)

@@ -226,13 +226,17 @@ class CoordinatorMetrics:
     def admission(self, model: str) -> ModelAdmission:
         return ModelAdmission(model, self._waits, self._refusals)
 
-    def fell_back(self, model: str, step: str, reason: str) -> None:
-        """`step` is what was tried instead: transport, prefill, decode or colocated."""
-        self._fallbacks.labels(model, step, reason).inc()
+    def fell_back(self, record: RequestRecord, step: str, reason: str) -> None:
+        """`step` is what was tried instead: transport, prefill, decode or colocated. A copy's are
+        not counted."""
+        if record.surface != SHADOW:
+            self._fallbacks.labels(record.model, step, reason).inc()
 
-    def recovered(self, model: str, reason: str, outcome: str) -> None:
-        """`reason` is the decode worker's; `outcome` is continued or failed."""
-        self._recoveries.labels(model, reason, outcome).inc()
+    def recovered(self, record: RequestRecord, reason: str, outcome: str) -> None:
+        """`reason` is the decode worker's; `outcome` is continued or failed. A copy's are not
+        counted."""
+        if record.surface != SHADOW:
+            self._recoveries.labels(record.model, reason, outcome).inc()
 
     def quarantined(self, transport: str) -> None:
         self._quarantines.labels(transport).inc()

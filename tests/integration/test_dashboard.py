@@ -147,6 +147,29 @@ async def test_fleet_and_requests_are_shown_as_they_are(
     assert (folder / f"dashboard-{scheme}.png").stat().st_size > 10_000
 
 
+async def test_a_coordinator_that_counts_from_the_start_again_shows_no_traffic_below_none() -> None:
+    worker = SimFleetWorker("d", Role.DECODE, sim=FAST)
+    async with sim_fleet(worker) as fleet, browser_page() as page:
+
+        async def ask(times: int) -> None:
+            for _ in range(times):
+                await fleet.coordinator.http.post(
+                    "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 2}
+                )
+
+        await ask(1)
+        early = (await fleet.coordinator.http.get("/dashboard/data")).text
+        await ask(4)
+        await load(page, f"http://{fleet.coordinator.addresses['http']}")
+        await ask(1)
+        await page.clock.fast_forward(EVERY_MS)
+        answered = page.locator("#flows tr", has_text="colocated").locator("td").nth(1)
+        await expect(answered).to_have_text(re.compile(r"^\d"))
+        await page.route("**/dashboard/data", lambda route: route.fulfill(body=early))
+        await page.clock.fast_forward(EVERY_MS)
+        await expect(answered).to_have_text("–")
+
+
 async def test_a_key_is_asked_for_where_there_are_keys() -> None:
     user, user_entry = new_key("acme")
     admin, admin_entry = new_key("ops", admin=True)

@@ -272,6 +272,22 @@ async def test_a_shadow_is_served_a_copy_that_nobody_reads() -> None:
 
 
 @on_virtual_time
+async def test_what_becomes_of_a_copy_is_no_step_that_a_client_took() -> None:
+    reader, writer = workers()
+    async with running(reader, writer) as core:
+        core.ops.start_experiment(MODEL, asked(assignment="shadow"))
+        reader.prefills.append([PrefillError(ErrorReason.PREFILL_FAILED, "the reader broke")])
+        await core.ask()
+        await settle()
+        (copy,) = [entry for entry in core.access if entry["surface"] == "shadow"]
+        assert copy["fallbacks"] == ["colocated: prefill_failed"]
+        names = {sample.name for family in core.registry.collect() for sample in family.samples}
+        assert "pdserve_requests_total" in names
+        assert "pdserve_fallbacks_total" not in names
+        core.logs[:] = [entry for entry in core.logs if entry.get("surface") != "shadow"]
+
+
+@on_virtual_time
 async def test_an_arm_may_be_asked_for_and_then_counts_for_nothing() -> None:
     async with running(*workers()) as core:
         core.ops.start_experiment(MODEL, asked(assignment="shadow"))
