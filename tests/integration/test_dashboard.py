@@ -167,7 +167,7 @@ async def test_a_coordinator_that_counts_from_the_start_again_shows_no_traffic_b
         await expect(answered).to_have_text(re.compile(r"^\d"))
         await page.route("**/dashboard/data", lambda route: route.fulfill(body=early))
         await page.clock.fast_forward(EVERY_MS)
-        await expect(answered).to_have_text("–")
+        await expect(answered).to_have_text("\N{EN DASH}")
 
 
 async def test_a_key_is_asked_for_where_there_are_keys() -> None:
