@@ -37,16 +37,19 @@ def new(
     file: Annotated[Path, typer.Option(help="The keys file; made if missing.")] = Path("keys.yaml"),
 ) -> None:
     """Makes a key, adds its hash to the keys file, and prints the key: it is shown only once."""
+    from pydantic import ValidationError
+
     from cli.failure import CliError
     from coordinator.gateway.keys import new_key
     from coordinator.policy.ticket import Priority
+    from pdserve.section import in_words
 
     try:
         plain, entry = new_key(
             tenant, admin=admin, rate=rate, weight=weight, max_priority=Priority(max_priority)
         )
-    except ValueError as error:
-        raise CliError(f"the key cannot be made so: {_first_line(error)}") from None
+    except ValidationError as error:
+        raise CliError(f"the key cannot be made so: {in_words(error)}") from None
     try:
         with _locked(file):
             _append(file, entry.model_dump(mode="json", exclude_none=True))
@@ -90,13 +93,3 @@ def _locked(file: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _first_line(error: ValueError) -> str:
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        from pdserve.section import first_of
-
-        return ": ".join(first_of(error))
-    return str(error)

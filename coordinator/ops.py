@@ -29,7 +29,7 @@ from coordinator.traffic import traffic
 from coordinator.verdicts import Verdicts
 from pdserve.config_experiment import Experiment
 from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
-from pdserve.section import first_of
+from pdserve.section import first_of, in_words
 from pdserve.types import Fallback, Mode, Role
 
 log = structlog.get_logger("ops")
@@ -148,9 +148,10 @@ class Ops:
         try:
             self._experiments.start(Experiment.model_validate({**asked, "model": model}))
         except ValidationError as error:
-            field, why = first_of(error)
-            words = f"{field}: {why}" if field else why
-            raise RejectedError(ErrorReason.INVALID_ARGUMENT, words, param=field or None) from None
+            field, _ = first_of(error)
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT, in_words(error), param=field or None
+            ) from None
         except ConfigError as error:
             raise RejectedError(ErrorReason.INVALID_ARGUMENT, str(error)) from None
         return self.experiment(model)

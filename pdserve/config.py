@@ -7,6 +7,7 @@ PDSERVE_SECTION__FIELD, for example PDSERVE_COORDINATOR__HTTP__PORT=9000.
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from pydantic_settings.exceptions import SettingsError
 from pdserve.config_experiment import Experiment
 from pdserve.config_ledger import LedgerConfig, Prices
 from pdserve.errors import ConfigError
-from pdserve.section import Name, first_of
+from pdserve.section import Name, in_words
 from pdserve.section import Section as _Section
 from pdserve.sources import parse_source
 from pdserve.tracing_config import TracingConfig
@@ -33,6 +34,7 @@ from pdserve.types import Fallback, Mode, Role
 Port = Annotated[int, Field(ge=0, le=65535, description="0 picks a free port")]
 TransportChoice = Literal["auto", "nixl", "grpc", "none"]
 LOOPBACK = "127.0.0.1"
+_PREFIX = "PDSERVE_"
 
 
 class Listen(_Section):
@@ -318,7 +320,7 @@ class Settings(BaseSettings):
     """The effective configuration of one process."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PDSERVE_", env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
@@ -353,12 +355,21 @@ def load(path: Path | None, flags: Mapping[str, Any]) -> Settings:
     try:
         return _FromFile(**flags)
     except ValidationError as error:
-        field, why = first_of(error)
-        raise ConfigError(f"configuration: {field}: {why}") from None
-    except (SettingsError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration: {in_words(error)}; see `pdserve config`") from None
+    except SettingsError:  # of a variable, which it does not name
+        raise ConfigError(
+            f"configuration: {' or '.join(_variables())}: a section or a list must be JSON"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration: {' '.join(str(error).split())}") from None
     except ValueError:  # of dict(), which the file's content is put through
         raise ConfigError(f"configuration: {path} does not hold sections, `name: value`") from None
+
+
+def _variables() -> list[str]:
+    """Those of the environment that hold settings."""
+    sections = tuple(f"{_PREFIX}{name}".upper() for name in Settings.model_fields)
+    return sorted(name for name in os.environ if name.upper().split("__")[0] in sections)
 
 
 def dump(settings: Settings) -> str:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coordinator.policy.ticket import Priority
 from pdserve.errors import ConfigError, ErrorReason, RejectedError
-from pdserve.section import Name, first_of
+from pdserve.section import Name, in_words
 
 _PREFIX = "pd-"
 _HASH_PREFIX = "blake3:"
@@ -105,8 +105,7 @@ class KeyRing:
         except OSError as error:
             raise ConfigError(f"keys file {path}: {error.strerror}") from None
         except ValidationError as error:
-            field, why = first_of(error)
-            raise ConfigError(f"keys file {path}: {field or 'the file'}: {why}") from None
+            raise ConfigError(f"keys file {path}: {in_words(error)}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"keys file {path}: {' '.join(str(error).split())}") from None
 
@@ -153,7 +152,7 @@ def new_key(
 ) -> tuple[str, KeyEntry]:
     """A fresh key in plain text, to be shown once, and its entry for the file.
 
-    Raises pydantic's ValidationError (a ValueError) for a field that cannot be so.
+    Raises pydantic's ValidationError for a field that cannot be so.
     """
     plain = _PREFIX + secrets.token_urlsafe(32)
     entry = KeyEntry(

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from measure.eval.grade import letter
 from pdserve.errors import ConfigError
-from pdserve.section import Name, Section
+from pdserve.section import Name, Section, in_words
 
 _PACKAGED = "measure.eval.suites"
 
@@ -130,6 +130,4 @@ def load(name: str) -> Suite:
     except yaml.YAMLError as error:
         raise ConfigError(f"suite {name}: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"suite {name}: {where}: {first['msg']}") from None
+        raise ConfigError(f"suite {name}: {in_words(error)}") from None

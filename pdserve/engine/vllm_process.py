@@ -30,6 +30,7 @@ from pdserve.engine.vllm_args import (
 from pdserve.engine.vllm_cache import CacheFollower
 from pdserve.engine.vllm_stats import StepRecorder, stat_logger_factory
 from pdserve.errors import ConfigError
+from pdserve.section import in_words
 from pdserve.types import Fingerprint
 
 _SHUTDOWN_S = 5.0
@@ -171,8 +172,7 @@ class EngineProcess:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        # pydantic's own text goes on about input values and documentation.
-        return " ".join(error.errors()[0]["msg"].split())
+        return in_words(error)
     return one_line(error)
 
 

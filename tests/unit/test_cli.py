@@ -127,6 +127,8 @@ def test_a_rate_that_is_none_is_told_before_anything_starts() -> None:
 
 def test_the_settings_of_the_environment_are_checked() -> None:
     assert "worker.lease_s" in failure("config", PDSERVE_WORKER__LEASE_S="-1")
+    said = failure("config", PDSERVE_COORDINATOR__WORKERS="127.0.0.1:50052")
+    assert "PDSERVE_COORDINATOR__WORKERS: a section or a list must be JSON" in said
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,8 @@ def test_the_settings_of_the_environment_are_checked() -> None:
         (b"worker: {roles: []}", "worker.roles"),
         (b"worker: {id: ''}", "worker.id"),
         (b"coordinator: {models: [{name: ''}]}", "coordinator.models.0.name"),
+        (b"coordinator: {htpp: 1}", "coordinator.htpp: no such field here"),
+        (b"worker: {lease_s: soon}", "worker.lease_s: must be a number, not 'soon'"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_told(tmp_path: Path, content: bytes, said: str) -> None:

@@ -165,6 +165,8 @@ def test_what_is_asked(suite: Suite) -> None:
         ("{id: a, ask: b, choice: {options: [x, y], answer: z}}", "one of the options"),
         ("{id: a, ask: b, exact: c}\n  - {id: a, ask: b, exact: c}", "share an id"),
         ("{id: a, ask: b, exact: c", "suite"),
+        ("{id: a, ask: b, exact: 7}", "cases.0.exact: must be text, in quotes, not 7"),
+        ("{id: a, answer: b}", "cases.0.ask: must be given"),
     ],
 )
 def test_suites_that_are_refused(tmp_path: Path, case: str, words: str) -> None:

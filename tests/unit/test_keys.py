@@ -83,7 +83,7 @@ def test_anybody_from_a_network_is_no_admin() -> None:
     ("content", "words"),
     [
         ("keys: [", "while parsing"),
-        ("", "the file"),
+        ("", "must have fields, `name: value`, and not be empty"),
         ("keys: 5", "keys"),
         ("keys: []\nother: 1", "other"),
         (f"keys: [{{id: a, tenant: t, hash: '{GOOD_HASH}', admin: perhaps}}]", "keys.0.admin"),
