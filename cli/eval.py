@@ -184,8 +184,8 @@ class Rounds:
         known = [cost for cost in costs if cost is not None]
         if len(known) < len(costs):
             raise CliError(
-                "the budget cannot be kept: the server shows no ledger (it takes an admin key), "
-                "and --prices were not given"
+                "the budget cannot be kept: the server shows no ledger (it takes an admin key) or "
+                "has no prices, and --prices were not given"
             )
         currency = self.budget[1]
         if currency and result.currency and currency.upper() != result.currency.upper():

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 1.0
 _EPOCH_SHOWN = 6
+_ESTIMATES = (
+    "What an engine's step takes, and what it takes longer for 1,000 prompt tokens, 1,000² pairs "
+    "of them with earlier ones, an answer, 1,000 tokens of an answer's context. A hand-over: what "
+    "it takes, and longer for 1,000 tokens. ?: a guess until it is learnt"
+)
 _STATE_STYLE = {"ready": "green", "proven": "green", "lost": "red", "refused": "red"}
 
 
@@ -133,9 +138,10 @@ def _pairs(fleet: dict[str, Any]) -> Table:
 
 def _estimates(fleet: dict[str, Any]) -> Table:
     """What routing believes that the workers take; with a question mark until it is learnt."""
-    table = _table("model", "timed")
-    for name in ("step", "1k prompt", "1k²", "answer", "1k KV"):
+    table = _table("model", "time of")
+    for name in ("step", "+1k prompt", "+1k² pairs", "+answer", "+1k context"):
         table.add_column(name, justify="right")
+    table.caption = _ESTIMATES
     for model, known in fleet["estimates"].items():
         for at, (pool, it) in enumerate(known["pools"].items()):
             reads, writes = it["reads_learnt"], it["writes_learnt"]
@@ -166,7 +172,7 @@ def _table(*columns: str) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, caption_justify="left")
     for column in columns:
         table.add_column(column)
     return table

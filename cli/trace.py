@@ -26,7 +26,7 @@ _STYLES = {
 
 def trace(
     request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id, as in its x-request-id.")
+        str, typer.Argument(metavar="ID", help="Its x-request-id, its trace id, or how one begins.")
     ],
     url: Url = DEFAULT_URL,
     key: Key = None,

@@ -37,6 +37,10 @@ class By(StrEnum):
 _WIDTH = 120
 _WAIT_S = 70.0
 """For the ledger: what it writes and what it reads may each wait half a minute for its database."""
+_NO_PRICE = (
+    "-: no price was set. In the configuration's coordinator.models, for example "
+    "`prices: {prefill: 4.10, decode: 2.75}`, of an hour of one GPU: docs/cost.md"
+)
 _FORMULA = ("=", "+", "-", "@")
 _TOKENS = {"prompt_tokens": "prompt", "cached_tokens": "cached", "completion_tokens": "answer"}
 _Moment = "a date (2026-11-30), a time (2026-11-30T12:00), both UTC, or how long ago: 90s, 24h, 7d"
@@ -109,7 +113,7 @@ def _cell(value: Any) -> Any:
 
 
 def picture(told: dict[str, Any]) -> Table:
-    """The rows as a table; money is in the ledger's currency."""
+    """The rows as a table; money is in the ledger's currency, and "-" what had no price."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -127,7 +131,7 @@ def picture(told: dict[str, Any]) -> Table:
             "cost_per_request": "a request",
             "cost_per_million_tokens": "1M tokens",
         }
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, caption_justify="left")
     for title in names.values():
         table.add_column(title)
     for title in (*counts.values(), *costs.values()):
@@ -136,6 +140,8 @@ def picture(told: dict[str, Any]) -> Table:
         table.add_row(
             *(escape(str(row[name])) or "-" for name in names),
             *(f"{row[name]:,}" for name in counts),
-            *(f"{row[name]:,.4g}" for name in costs),
+            *("-" if row[name] is None else f"{row[name]:,.4g}" for name in costs),
         )
+    if any(row["cost"] is None for row in told["rows"]):
+        table.caption = _NO_PRICE
     return table

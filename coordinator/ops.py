@@ -17,7 +17,7 @@ from coordinator.fleet import Fleet
 from coordinator.gateway import usage
 from coordinator.gateway.admission import Admission
 from coordinator.gateway.gateway import Gateway
-from coordinator.gateway.ledger import Ledger
+from coordinator.gateway.ledger import RETRY_S, Ledger
 from coordinator.gateway.ledger_store import GROUPS, LedgerError, TooManyEntriesError
 from coordinator.metrics import CoordinatorMetrics
 from coordinator.policy.estimate import Estimates
@@ -28,7 +28,7 @@ from coordinator.timelines import RECENT, SLOWEST, Timelines
 from coordinator.traffic import traffic
 from coordinator.verdicts import Verdicts
 from pdserve.config_experiment import Experiment
-from pdserve.errors import ConfigError, ErrorReason, PdserveError, RejectedError
+from pdserve.errors import ConfigError, ErrorReason, RejectedError
 from pdserve.section import first_of, in_words
 from pdserve.types import Fallback, Mode, Role
 
@@ -188,8 +188,7 @@ class Ops:
         """What was charged in that time, seconds since the Unix epoch: by one of GROUPS, or each
         request by itself.
 
-        Raises RejectedError without a ledger or such a group, and PdserveError when the ledger
-        cannot be read.
+        Raises RejectedError without a ledger or such a group, or when the ledger cannot be read.
         """
         if self._ledger is None:
             raise RejectedError(
@@ -214,7 +213,11 @@ class Ops:
             raise RejectedError(ErrorReason.INVALID_ARGUMENT, str(error), param="since") from None
         except (LedgerError, OSError) as error:  # of the database, and of the journal
             log.error("ledger cannot be read", cause=str(error))
-            raise PdserveError(ErrorReason.INTERNAL, "the ledger cannot be read now") from None
+            raise RejectedError(
+                ErrorReason.LEDGER_UNAVAILABLE,
+                "the ledger cannot be read now: the coordinator's log says why",
+                retry_after_s=RETRY_S[1],
+            ) from None
         return {"currency": self._ledger.currency, "by": by, "columns": columns, "rows": rows}
 
     def stop(self) -> None:
@@ -285,16 +288,23 @@ class Ops:
             "traffic": traffic(self._metrics.registry),
         }
 
-    def request(self, request_id: str) -> dict[str, Any]:
-        """The timeline of one request that ended. Raises RejectedError NOT_FOUND."""
-        found = self._timelines.find(request_id)
-        if found is None:
+    def request(self, asked: str) -> dict[str, Any]:
+        """The timeline of one request that ended, by its id, its trace's, or how one of them
+        begins. Raises RejectedError NOT_FOUND, and INVALID_ARGUMENT where several are meant."""
+        found = self._timelines.find(asked)
+        if not found:
             raise RejectedError(
                 ErrorReason.NOT_FOUND,
-                f"no request {request_id!r} is remembered here: the last {RECENT} that ended "
+                f"no request {asked!r} is remembered here: the last {RECENT} that ended "
                 f"are, and the slowest {SLOWEST} of the last hour",
             )
-        return asdict(found)
+        if len(found) > 1:
+            raise RejectedError(
+                ErrorReason.INVALID_ARGUMENT,
+                f"{asked!r} may be any of {len(found)} requests: give a whole request id, such as "
+                f"{found[0].request_id}",
+            )
+        return asdict(found[0])
 
     def _pair(self, pair: Pair) -> dict[str, Any]:
         standing = self._fleet.pairs[pair]

@@ -121,9 +121,20 @@ class Timelines:
         """Those of the last hour that waited longest, the slowest first."""
         return list(self._slowest)
 
-    def find(self, request_id: str) -> Timeline | None:
-        """The last of that id, which a client may have chosen."""
-        return next((it for it in self._all() if it.request_id == request_id), None)
+    def find(self, asked: str) -> list[Timeline]:
+        """The request of that id; else those of that trace, or of which either id begins so, the
+        latest first. Of an id that came again, for clients may choose it, the last."""
+        last: dict[str, Timeline] = {}
+        for it in self._all():
+            last.setdefault(it.request_id, it)
+        if asked in last:
+            return [last[asked]]
+        whole = [it for it in last.values() if it.trace_id == asked]
+        return whole or [
+            it
+            for it in last.values()
+            if it.request_id.startswith(asked) or it.trace_id.startswith(asked)
+        ]
 
     def _all(self) -> Iterator[Timeline]:
         yield from reversed(self._recent)

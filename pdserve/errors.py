@@ -51,6 +51,7 @@ class ErrorReason(Enum):
     NO_WORKER = ErrorTraits(9, "UNAVAILABLE", 503, _OVERLOAD, True)
     NOT_FOUND = ErrorTraits(10, "UNIMPLEMENTED", 404, _INVALID)
     OVERLOADED = ErrorTraits(11, "UNAVAILABLE", 503, _OVERLOAD, True)
+    LEDGER_UNAVAILABLE = ErrorTraits(12, "UNAVAILABLE", 503, _SERVER, True)
 
     PREFILL_FAILED = ErrorTraits(20, "UNAVAILABLE", 502, _SERVER, True)
     DECODE_FAILED = ErrorTraits(21, "UNAVAILABLE", 502, _SERVER, True)

@@ -155,6 +155,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         words = f"no endpoint {request.method} {request.url.path}"
         if _task(request.url.path) in _NOT_TEXT:
             words += ": this server writes text, and does nothing else with a model"
+        else:
+            words += "; /openapi.json lists those that there are"
         told = RejectedError(ErrorReason.NOT_FOUND, words)
         return error_response(
             told, request_id_of(request), status=error.status_code, headers=error.headers

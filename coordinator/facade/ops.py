@@ -19,15 +19,30 @@ from pdserve.errors import ErrorReason, RejectedError
 MAX_DRAIN_S = 24 * 3600.0
 LATEST_S = 9e12
 """Seconds; no ledger has a later entry."""
+_INDEX = {
+    "name": "pdserve",
+    "version": pdserve.__version__,
+    "models": "/v1/models",
+    "api": "/openapi.json",
+    "dashboard": "/dashboard",
+    "ready": "/health/ready",
+    "metrics": "/metrics",
+}
+"""Where to go on, for whoever opens the bare address."""
 
 
 def add_ops(app: FastAPI, intake: Intake, ops: Ops) -> None:
     """Health and version need no key, metrics any; fleet, experiments and usage an admin's."""
 
+    @app.get("/")
+    async def index(request: Request) -> Response:
+        return json_response(_INDEX, request_id_header(request))
+
     @app.get("/health/live")
     async def live(request: Request) -> Response:
         return json_response({"status": "ok"}, request_id_header(request))
 
+    @app.get("/health", summary="Ready, under the name that vLLM's server has for it")
     @app.get("/health/ready")
     async def ready(request: Request) -> Response:
         is_ready, state = ops.ready()

@@ -27,15 +27,13 @@ def columns_of_requests() -> list[str]:
 
 def of_groups(by: str, sums: Iterable[Sums]) -> list[dict[str, Any]]:
     """A row for each group: counts, costs by phase, and what a request and a million tokens,
-    prompt and answer together, came to."""
-    return [
-        {by: _named(by, each.group), **_money(_rest(each, "group")), **_means(each)}
-        for each in sums
-    ]
+    prompt and answer together, came to. Costs are None where there was no price."""
+    rows = [{by: _named(by, each.group), **_money(_rest(each, "group"))} for each in sums]
+    return [row | _means(row) for row in rows]
 
 
 def of_requests(charges: Iterable[Charge]) -> list[dict[str, Any]]:
-    """A row for each charge; its time in ISO 8601."""
+    """A row for each charge; its time in ISO 8601. Costs as in `of_groups`."""
     return [
         {"at": _time(charge.at_us).isoformat(), **_money(_rest(charge, "at_us"))}
         for charge in charges
@@ -58,20 +56,22 @@ def _rest(row: Sums | Charge, left_out: str) -> dict[str, Any]:
 
 
 def _money(row: dict[str, Any]) -> dict[str, Any]:
-    prefill, decode = row.pop("prefill_nano"), row.pop("decode_nano")
-    return row | {
-        "prefill_cost": prefill / NANO,
-        "decode_cost": decode / NANO,
-        "cost": (prefill + decode) / NANO,
-    }
+    prefill = _cost(row.pop("prefill_nano"), row["prefill_gpu_s"])
+    decode = _cost(row.pop("decode_nano"), row["decode_gpu_s"])
+    whole = None if prefill is None or decode is None else prefill + decode
+    return row | {"prefill_cost": prefill, "decode_cost": decode, "cost": whole}
 
 
-def _means(sums: Sums) -> dict[str, float]:
-    cost = (sums.prefill_nano + sums.decode_nano) / NANO
-    tokens = sums.prompt_tokens + sums.completion_tokens
+def _cost(nano: int, gpu_s: float) -> float | None:
+    """GPU seconds that cost nothing had no price: zero would be a figure that nobody has."""
+    return None if gpu_s and not nano else nano / NANO
+
+
+def _means(row: dict[str, Any]) -> dict[str, float | None]:
+    cost, tokens = row["cost"], row["prompt_tokens"] + row["completion_tokens"]
     return {
-        "cost_per_request": cost / sums.requests,
-        "cost_per_million_tokens": cost * 1e6 / tokens if tokens else 0.0,
+        "cost_per_request": None if cost is None else cost / row["requests"],
+        "cost_per_million_tokens": None if cost is None or not tokens else cost * 1e6 / tokens,
     }
 
 

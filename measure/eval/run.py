@@ -101,7 +101,8 @@ def ledger(client: httpx.Client, since: float) -> tuple[str, dict[str, float]]:
         told: dict[str, Any] = response.json()
         costs: dict[str, float] = defaultdict(float)
         for row in told["rows"]:
-            costs[row["request_id"]] += row["cost"]
+            if row["cost"] is not None:  # nothing has a price there
+                costs[row["request_id"]] += row["cost"]
         return told["currency"], dict(costs)
     except (ValueError, KeyError, TypeError):  # another server's, whatever it means by it
         return "", {}

@@ -53,6 +53,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The first token would come too late, for its wait is predicted, or was
     found, to be too long; retry after the time given.
     """
+    ERROR_REASON_LEDGER_UNAVAILABLE: _ErrorReason.ValueType  # 12
+    """The ledger cannot be read now: its database is away; retry later."""
     ERROR_REASON_PREFILL_FAILED: _ErrorReason.ValueType  # 20
     """Lost after dispatch: a worker was involved.
 
@@ -132,6 +134,8 @@ ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 11
 """The first token would come too late, for its wait is predicted, or was
 found, to be too long; retry after the time given.
 """
+ERROR_REASON_LEDGER_UNAVAILABLE: ErrorReason.ValueType  # 12
+"""The ledger cannot be read now: its database is away; retry later."""
 ERROR_REASON_PREFILL_FAILED: ErrorReason.ValueType  # 20
 """Lost after dispatch: a worker was involved.
 

@@ -182,6 +182,7 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
         "12.3 ms",
         "1.23 s",
         "0.123 ms ?",
+        "?: a guess",
         "7",
     ):
         assert part in text

@@ -382,6 +382,20 @@ async def test_metrics_carry_the_arm() -> None:
         }
 
 
+@on_virtual_time
+async def test_a_request_is_found_by_how_its_id_begins() -> None:
+    async with running(decode()) as core:
+        await core.ask()
+        assert core.ops.request("r")["request_id"] == "r1"
+        await core.ask()
+        with pytest.raises(RejectedError, match=r"'r' may be any of 2 requests.*r2") as refused:
+            core.ops.request("r")
+        assert refused.value.reason is ErrorReason.INVALID_ARGUMENT
+        with pytest.raises(RejectedError, match="no request 'x' is remembered") as refused:
+            core.ops.request("x")
+        assert refused.value.reason is ErrorReason.NOT_FOUND
+
+
 class Unreadable:
     """A ledger that cannot be read, for a reason."""
 
@@ -402,8 +416,8 @@ class Unreadable:
     ("why", "reason", "words"),
     [
         (TooManyEntriesError("ask for less"), ErrorReason.INVALID_ARGUMENT, "ask for less"),
-        (LedgerError("no such host"), ErrorReason.INTERNAL, "cannot be read now"),
-        (OSError("read-only"), ErrorReason.INTERNAL, "cannot be read now"),
+        (LedgerError("no such host"), ErrorReason.LEDGER_UNAVAILABLE, "cannot be read now"),
+        (OSError("read-only"), ErrorReason.LEDGER_UNAVAILABLE, "cannot be read now"),
     ],
 )
 @on_virtual_time
@@ -418,3 +432,4 @@ async def test_a_ledger_that_cannot_be_read_says_what_its_reader_can_do(
         with pytest.raises(PdserveError, match=words) as refused:
             await ops.usage(by, 0, 1)
         assert refused.value.reason is reason
+        assert reason.value.http < 500 or refused.value.retry_after_s == 10.0

@@ -434,6 +434,5 @@ async def test_what_the_way_to_another_worker_took_is_a_phase_of_its_own() -> No
             ("recovery", 3 + 5),
             ("decode", 0),
         ]
-        found = core.timelines.find(core.record.request_id)
-        assert found is not None
+        (found,) = core.timelines.find(core.record.request_id)
         assert sum(spent for _, spent in found.segments) == pytest.approx(time.monotonic() - began)

@@ -20,8 +20,14 @@ class Store:
         self.now = 1_000_000.0
         self.timelines = Timelines(lambda: self.now)
 
-    def end(self, request_id: str, *segments: tuple[str, float], model: str = "tiny") -> None:
-        record = RequestRecord(request_id, "http", "chat", True, "t1", 10.0, model=model)
+    def end(
+        self,
+        request_id: str,
+        *segments: tuple[str, float],
+        model: str = "tiny",
+        trace_id: str = "t1",
+    ) -> None:
+        record = RequestRecord(request_id, "http", "chat", True, trace_id, 10.0, model=model)
         record.segments = list(segments)
         self.timelines.ended(record, None, 10.0 + sum(spent for _, spent in segments))
 
@@ -45,7 +51,7 @@ def test_a_timeline_has_what_is_known_of_the_request(store: Store) -> None:
     record.first_token = 11.0
     record.segments = [("queue", 1.0), ("decode", 2.0)]
     store.timelines.ended(record, NO_ROOM, 13.0)
-    found = store.timelines.find("r1")
+    (found,) = store.timelines.find("r1")
     assert found == timelines.Timeline(
         request_id="r1",
         trace_id="t1",
@@ -94,9 +100,9 @@ def test_what_is_remembered_is_bounded(store: Store, monkeypatch: pytest.MonkeyP
         store.end(f"r{number}", ("queue", 1.0 + number / timelines.RECENT))
     assert len(store.timelines.recent(2 * timelines.RECENT)) == timelines.RECENT
     assert ids(store.timelines.slowest()) == ["slowest", f"r{timelines.RECENT - 1}"]
-    assert store.timelines.find("slowest") is not None, "it is not recent any more"
+    assert store.timelines.find("slowest"), "it is not recent any more"
     store.end("one more", ("queue", 0.1))
-    assert store.timelines.find("r0") is None
+    assert not store.timelines.find("r0")
 
 
 def test_what_was_slow_is_forgotten_after_an_hour(store: Store) -> None:
@@ -109,9 +115,21 @@ def test_what_was_slow_is_forgotten_after_an_hour(store: Store) -> None:
 def test_of_an_id_that_came_twice_the_last_is_found(store: Store) -> None:
     store.end("r", ("queue", 2.0))
     store.end("r", ("queue", 1.0))
-    found = store.timelines.find("r")
-    assert found is not None
+    (found,) = store.timelines.find("r")
     assert found.duration_s == 1.0
+
+
+def test_the_beginning_of_an_id_will_do_where_it_is_that_of_one_request(store: Store) -> None:
+    store.end("abc1", trace_id="4bf9")
+    store.end("abd2", trace_id="4bf9")
+    store.end("ab", trace_id="77aa")
+    find = store.timelines.find
+    assert ids(find("abd")) == ["abd2"]
+    assert ids(find("77")) == ["ab"]
+    assert ids(find("ab")) == ["ab"], "a whole id is that request, whatever begins so"
+    assert ids(find("a")) == ["ab", "abd2", "abc1"]
+    assert ids(find("4bf9")) == ["abd2", "abc1"]
+    assert find("b") == []
 
 
 def test_nobody_without_a_key_fills_it(store: Store) -> None:

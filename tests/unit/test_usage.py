@@ -46,6 +46,25 @@ def test_the_table_tells_what_a_group_used_and_cost() -> None:
         assert word in text, word
 
 
+def test_what_had_no_price_has_no_cost(tmp_path: Path) -> None:
+    (row,) = of_groups("tenant", [Sums("acme", 4, 3000, 500, 1000, 0, 1.5, 2.5, 3_000_000, 0)])
+    assert row["prefill_cost"] == 0.003
+    unknown = ("decode_cost", "cost", "cost_per_request", "cost_per_million_tokens")
+    assert [row[name] for name in unknown] == [None] * 4
+    text = shown("tenant", [row])
+    assert "prices: {prefill:" in text
+    assert text.splitlines()[3].split()[-4:] == ["0.003", "-", "-", "-"]
+    assert "prices" not in shown("tenant", ROWS)
+    write_csv(COLUMNS, [row], tmp_path / "usage.csv")
+    assert (tmp_path / "usage.csv").read_text().endswith("0.003,,,,\n")
+
+
+def test_what_took_nothing_cost_nothing() -> None:
+    (row,) = of_groups("tenant", [Sums("acme", 1, 0, 0, 0, 0, 0.0, 2.0, 0, 4_000_000)])
+    assert (row["prefill_cost"], row["cost"], row["cost_per_request"]) == (0.0, 0.004, 0.004)
+    assert row["cost_per_million_tokens"] is None, "of no tokens"
+
+
 def test_names_are_shown_as_they_are() -> None:
     assert "[bold]a[/red]" in shown("tenant", [{**ROWS[0], "tenant": "[bold]a[/red]"}])
 

@@ -45,16 +45,27 @@ async def test_models(facade: HttpFacade) -> None:
 
 async def test_what_operators_ask(facade: HttpFacade) -> None:
     assert (await facade.client.get("/health/live")).status_code == 200
-    ready = await facade.client.get("/health/ready")
-    assert (ready.status_code, ready.json()) == (200, facade.ops.state)
-    facade.ops.is_ready = False
-    ready = await facade.client.get("/health/ready")
-    assert (ready.status_code, ready.json()) == (503, facade.ops.state)
+    for status in (200, 503):
+        facade.ops.is_ready = status == 200
+        for path in ("/health/ready", "/health"):
+            ready = await facade.client.get(path)
+            assert (ready.status_code, ready.json()) == (status, facade.ops.state)
     metrics = await facade.client.get("/metrics")
     assert metrics.text == "pdserve_requests_total 1\n"
     assert metrics.headers["content-type"].startswith("text/plain; version=")
     assert (await facade.client.get("/version")).json()["version"]
     assert (await facade.client.get("/fleet")).json() == {"workers": []}
+
+
+async def test_the_bare_address_says_where_to_go_on(facade: HttpFacade) -> None:
+    told = (await facade.client.get("/")).json()
+    paths = [path for path in told.values() if path.startswith("/")]
+    assert {"/v1/models", "/dashboard"} <= set(paths)
+    for path in paths:
+        assert (await facade.client.get(path)).status_code == 200, path
+    missing = await facade.client.get("/docs")
+    assert_error(missing, 404, "not_found", None)
+    assert "/openapi.json" in missing.json()["error"]["message"]
 
 
 async def test_timelines_are_told(facade: HttpFacade) -> None:
@@ -137,7 +148,7 @@ async def test_keys() -> None:
                 response = await ask(method, path, key)
                 assert_error(response, 401, "unauthenticated", None)
                 assert response.headers["www-authenticate"] == "Bearer"
-        for path in ("/health/live", "/health/ready", "/version"):
+        for path in ("/", "/health", "/health/live", "/health/ready", "/version"):
             assert (await ask("GET", path, None)).status_code == 200
         for path in ("/v1/models", "/metrics"):
             assert (await ask("GET", path, user)).status_code == 200
