@@ -11,9 +11,10 @@ from pdserve.clock import RealClock
 from pdserve.config import SimConfig
 from pdserve.engine.base import Engine, StepStats
 from pdserve.engine.sim import SimEngine
-from tests.contract.engine_contract import EngineContract, Prompt
+from tests.contract.engine_contract import EngineContract, Prompt, Watched
 
 FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005, kv_capacity_tokens=16_384)
+UNHURRIED = FAST.model_copy(update={"decode_step_s": 0.1})
 
 
 class TestSimEngine(EngineContract):
@@ -33,6 +34,14 @@ class TestSimEngine(EngineContract):
         engine = SimEngine(FAST, "revision", RealClock())
         await engine.start(decode_steps.append)
         yield engine
+        await engine.close()
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def unhurried(self) -> AsyncIterator[Watched]:
+        steps: list[StepStats] = []
+        engine = SimEngine(UNHURRIED, "revision", RealClock())
+        await engine.start(steps.append)
+        yield engine, steps
         await engine.close()
 
     @pytest.fixture(params=["nixl", "grpc"])

@@ -105,10 +105,10 @@ async def test_no_request_fails_while_all_is_restarted(fleet: Fleet) -> None:
             doors = Doors(client, fleet.model, TOKENS, addresses)
             rolling = Rolling(fleet, doors)
             await doors.until_serves(addresses[0], "decode-more", None, STARTED_WITHIN_S)
-            async with doors.under_load(ASKERS) as asked:
+            async with doors.under_load(ASKERS) as load:
                 for name in ("decode-0", "prefill-0"):
                     await rolling.restart_worker(name)
                 await rolling.restart_coordinator()
-            assert min(asked) > 3
+            assert min(load.asked) > 3
     # For the tests that follow.
     until(fleet.ready)

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.patience import WITHIN_S
 from tests.support.running_system import RunningSystem, assert_all_gone
 
 SIM = ("--engine", "sim", "--port", "0", "--grpc-port", "0")
@@ -32,7 +33,7 @@ def test_a_signal_ends_everything_well(sim: RunningSystem, number: signal.Signal
     family = sim.descendants()
     assert len(family) >= 3
     sim.process.send_signal(number)
-    assert sim.process.wait(30) == 0
+    assert sim.ended(30) == 0
     assert_all_gone(family)
     sim.wait_for("stopped")
 
@@ -41,7 +42,7 @@ def test_a_signal_during_the_start_ends_everything(sim: RunningSystem) -> None:
     sim.wait_for("step")
     family = sim.descendants()
     sim.process.send_signal(signal.SIGINT)
-    assert sim.process.wait(30) == 0
+    assert sim.ended(30) == 0
     assert_all_gone(family)
 
 
@@ -50,7 +51,7 @@ def test_a_second_signal_ends_everything_at_once(sim: RunningSystem) -> None:
     family = sim.descendants()
     body = {"model": ready["model"], "prompt": "hello", "max_tokens": 8000, "ignore_eos": True}
     url = f"http://{ready['http']}/v1/completions"
-    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=30) as answer:
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=WITHIN_S) as answer:
         lines = answer.iter_lines()  # kept: its end would be the client's leaving
         next(lines)
         since = len(sim.events)
@@ -60,7 +61,7 @@ def test_a_second_signal_ends_everything_at_once(sim: RunningSystem) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             sim.process.wait(1)
         sim.process.send_signal(signal.SIGINT)
-        assert sim.process.wait(10) == 0
+        assert sim.ended(10) == 0
     assert_all_gone(family)
 
 
@@ -121,7 +122,10 @@ def test_modes_are_told_apart(sim: RunningSystem) -> None:
     texts = set()
     for mode in ("colocated", "disaggregated"):
         answer = httpx.post(
-            f"http://{ready['http']}/v1/completions", json=body, headers={"x-pdserve-mode": mode}
+            f"http://{ready['http']}/v1/completions",
+            json=body,
+            headers={"x-pdserve-mode": mode},
+            timeout=WITHIN_S,
         )
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-pdserve-mode"] == mode

@@ -18,11 +18,10 @@ from typing import Any
 import structlog
 
 from pdserve.config import CoordinatorConfig, Listen, SimConfig
-from pdserve.engine.sim import SimEngine
 from pdserve.errors import DecodeError, ErrorReason, PrefillError
 from pdserve.types import Role
-from tests.support.gates import GatedEngine
-from tests.support.sim_fleet import SimCoordinator, SimFleetWorker
+from tests.support.gated_worker import GatedWorker
+from tests.support.sim_fleet import SimCoordinator
 
 Answer = dict[str, Any]
 Commands = Mapping[str, Callable[..., Awaitable[Answer | None]]]
@@ -46,21 +45,16 @@ class WorkerSpec:
     control: str
 
 
-class _Worker(SimFleetWorker):
+class _Worker(GatedWorker):
     def __init__(self, spec: WorkerSpec) -> None:
         sim = SIM.model_copy(update={"side_channel": Listen(port=spec.kv_port)})
-        super().__init__(spec.worker_id, spec.role, sim=sim, port=spec.port)
-        self._routes = spec.routes
+        super().__init__(spec.worker_id, spec.role, sim=sim, port=spec.port, routes=spec.routes)
         self._role = spec.role
         self._fail = PrefillError if spec.role is Role.PREFILL else DecodeError
         self._reason = {
             Role.PREFILL: ErrorReason.PREFILL_FAILED,
             Role.DECODE: ErrorReason.DECODE_FAILED,
         }[spec.role]
-
-    def _make_engine(self, sim: SimConfig) -> SimEngine:
-        self.engine = GatedEngine(sim, "sim-test", self._routes)
-        return self.engine
 
     @property
     def commands(self) -> Commands:
@@ -102,8 +96,7 @@ class _Worker(SimFleetWorker):
     async def gate(self, steps: int | None = None, transfers: bool | None = None) -> None:
         """Closes the steps' gate but for so many; opens (True) or closes that of transfers."""
         if steps is not None:
-            self.engine.gates.steps.close()
-            self.engine.gates.steps.allow(steps)
+            self.stop_after(steps)
         if transfers is not None:
             gate = self.engine.gates.transfers
             (gate.open if transfers else gate.close)()

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import httpx
 
-from coordinator.prompts import ByteEncoder
-from pdserve.engine.sim_model import Answer
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import Mode, SamplingParams, TextPrompt
+from pdserve.types import Mode
 from pdserve.v1 import generation_pb2, inference_pb2
 from pdserve.v1.inference_pb2_grpc import InferenceServiceStub
-from tests.support.asking import events
-from tests.support.sim_fleet import CONTEXT_LENGTH, MODEL
+from tests.support.asking import events, right_text
+from tests.support.sim_fleet import MODEL
 
 if TYPE_CHECKING:
     from pdserve.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -80,11 +78,7 @@ class Question:
 
     @property
     def right_text(self) -> str:
-        """What any run answers, by the simulated model itself."""
-        tokens = ByteEncoder(CONTEXT_LENGTH).encode(TextPrompt(self.prompt))
-        sampling = SamplingParams(temperature=0, ignore_eos=True)
-        answer = Answer(tokens, sampling, self.max_tokens)
-        return "".join(answer.next()[1] for _ in range(self.max_tokens))
+        return right_text(self.prompt, self.max_tokens)
 
 
 class Client:

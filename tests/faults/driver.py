@@ -11,7 +11,7 @@ from tests.faults.fleet import FaultFleet, Worker
 from tests.faults.scenarios import Case, Event, Moment, Outcome
 from tests.faults.stage import Stage
 from tests.faults.strike import strike
-from tests.faults.watch import happens
+from tests.support.patience import happens
 
 ANSWERED_S = 15.0
 """How long an answer may take once nothing is held back any more."""

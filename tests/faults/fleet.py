@@ -19,7 +19,8 @@ from pdserve.types import Role
 from tests.faults.child import WorkerSpec, run_coordinator, run_worker
 from tests.faults.client import Doors, doors
 from tests.support.cut_proxy import CutProxy
-from tests.support.sim_fleet import MODEL, WITHIN_S, SimCoordinator
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL, SimCoordinator
 
 PLACES = 3
 """Requests at work at once in one coordinator."""

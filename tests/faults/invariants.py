@@ -10,7 +10,7 @@ from pdserve.errors import ErrorReason
 from tests.faults.client import ANSWERED, BROKEN, Client, Question, Told
 from tests.faults.fleet import FaultFleet, State, Worker
 from tests.faults.scenarios import Outcome
-from tests.faults.watch import happens
+from tests.support.patience import happens
 
 TOLD_S = 1.0
 """How long a worker may go on with what is over, once that is known."""

@@ -6,18 +6,21 @@ engines.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 from pdserve.types import Mode
 from tests.faults.client import Client, Doors, Question
 from tests.faults.fleet import PLACES, Child, FaultFleet, State, Worker
 from tests.faults.scenarios import Case, Event, Moment
-from tests.faults.watch import happens
+from tests.support.patience import happens
 from tests.support.sim_fleet import MODEL
 
 REACHED_S = 10.0
-DEADLINE_S = 4.0
-"""More than it takes to reach any moment."""
+DEADLINE_S = 2.0
+PACES = 8
+"""A deadline leaves more time than it takes to reach any moment: some seconds, and as many times
+as long as it took to bring the others to work, on this machine and now."""
 WAITS = 3
 """Predicted waits, which grow meanwhile, that a deadline leaves time for where a request is to be
 queued: one that would be late is refused at once."""
@@ -57,6 +60,7 @@ class Stage:
         self.at_event: dict[str, State] = {}
         self.hit: dict[str, Worker] = {}
         self.deadline_s: float | None = None
+        self._set_s = 0.0
 
     @property
     def victim(self) -> Client:
@@ -67,6 +71,7 @@ class Stage:
         return self.victim.question.request_id
 
     async def set(self) -> None:
+        began = time.monotonic()
         for worker in self._fleet.decodes:
             await worker.do("gate", steps=0)
         others = [("http-stream", Mode.COLOCATED), ("grpc-stream", Mode.DISAGGREGATED)]
@@ -82,6 +87,7 @@ class Stage:
                 await worker.do("occupy")
             await self._until(self._all(self._fleet.prefills, _is_held))
         self.before = await self._states()
+        self._set_s = time.monotonic() - began
 
     async def reach(self) -> None:
         case = self._case
@@ -98,7 +104,7 @@ class Stage:
                 await worker.do("gate", transfers=False)
         if case.event is Event.DEADLINE:
             predicted_s = self._fleet.core.gateway.admissions[MODEL].wait_s
-            self.deadline_s = DEADLINE_S + WAITS * predicted_s
+            self.deadline_s = DEADLINE_S + PACES * self._set_s + WAITS * predicted_s
         surface, deadline_s = self._how.surface, self.deadline_s
         self._ask("victim", surface, Mode.DISAGGREGATED, self._where, SHORT, deadline_s)
         await {

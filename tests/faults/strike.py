@@ -6,7 +6,7 @@ from pdserve.errors import ErrorReason
 from tests.faults.fleet import FaultFleet, Worker
 from tests.faults.scenarios import Case, Event, Moment
 from tests.faults.stage import Stage
-from tests.faults.watch import happens
+from tests.support.patience import happens
 
 _READ = (Moment.PREFILLED, Moment.TRANSFER, Moment.FETCHED, Moment.STREAMING)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import pytest
+
 from tests.conformance.asking import over_http
 from tests.conformance.cases import CASES, Case
 from tests.conformance.compare import WAYS, Expected, Way, cell, table
@@ -14,6 +16,7 @@ from tests.support.running_system import RunningSystem
 from tests.support.second_coordinator import second_coordinator
 
 
+@pytest.mark.timeout(900)
 def test_every_way_to_ask_answers_alike() -> None:
     system = RunningSystem("--engine", "sim", "--port", "0", "--grpc-port", "0")
     try:

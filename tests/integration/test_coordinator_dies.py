@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -15,12 +14,13 @@ from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.support.asking import LONG_TEXT
 from tests.support.coordinator_process import Running, coordinator
-from tests.support.sim_fleet import MODEL, WITHIN_S
-from tests.support.worker_process import WorkerProcess, idle, worker_process
+from tests.support.patience import WITHIN_S, within
+from tests.support.sim_fleet import MODEL
+from tests.support.worker_process import idle, worker_process
 
 FREED_WITHIN_S = {signal.SIGKILL: 2.0, signal.SIGSTOP: 7.0}
-"""Nothing and five seconds to notice, half a second until a load report says so, and a slow
-machine's own."""
+"""Nothing and five seconds to notice, half a second until a load report says so, and a process's
+own."""
 
 READER = SimConfig(prefill_token_s=0.005, chunk_tokens=16)
 """Takes a quarter of a minute to read VERY_LONG_TEXT."""
@@ -41,14 +41,6 @@ async def ready(running: Running) -> str:
     address: str = (await running.wait_for("listening"))["http"]
     await running.wait_for("ready")
     return address
-
-
-async def freed(
-    workers: tuple[WorkerProcess, WorkerProcess], since: float, within_s: float
-) -> None:
-    for worker in workers:
-        await worker.until(idle)
-    assert time.monotonic() - since < within_s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -74,7 +66,9 @@ async def test_what_it_asked_for_is_freed_and_another_carries_on(
         await reader.until(lambda load: load.running > 0)
         await writer.until(lambda load: load.running > 0 and load.reserved_tokens > 5000)
         first.process.send_signal(number)
-        await freed((reader, writer), time.monotonic(), FREED_WITHIN_S[number])
+        async with within(FREED_WITHIN_S[number]):
+            for worker in (reader, writer):
+                await worker.until(idle)
         modes = ["colocated", "disaggregated"]
         answers = [await ask(addresses[1], mode, "Hi", 4) for mode in modes]
         assert [answer.headers["x-pdserve-mode"] for answer in answers] == modes

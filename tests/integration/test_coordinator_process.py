@@ -18,7 +18,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.support.coordinator_process import coordinator
-from tests.support.sim_fleet import FAST, MODEL, WITHIN_S, SimFleetWorker
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import FAST, MODEL, SimFleetWorker
 
 SLOW_WRITER = SimConfig(prefill_token_s=0.0, decode_step_s=0.01)
 

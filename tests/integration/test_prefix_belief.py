@@ -9,7 +9,8 @@ from coordinator.prompts import ByteEncoder
 from pdserve.clock import RealClock
 from pdserve.types import Mode, TextPrompt
 from tests.support.asking import LONG_TEXT, decode, http_whole, prefill
-from tests.support.sim_fleet import FAST, MODEL, WITHIN_S, SimFleet, sim_fleet
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import FAST, MODEL, SimFleet, sim_fleet
 
 SMALL = FAST.model_copy(update={"kv_capacity_tokens": 2_048})
 """Holds the prompts of two requests and the answer of one."""

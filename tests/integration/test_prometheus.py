@@ -17,7 +17,8 @@ from pdserve.config import Listen
 from pdserve.metrics import metrics_server
 from pdserve.types import Role
 from tests.support.monitoring import RULES, dashboard_expressions, names_of, names_used, rules
-from tests.support.sim_fleet import MODEL, WITHIN_S, SimFleetWorker, sim_fleet
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL, SimFleetWorker, sim_fleet
 from tests.support.tools import tool
 
 

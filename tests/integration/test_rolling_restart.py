@@ -8,12 +8,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.support.coordinator_process import Running, coordinator
 from tests.support.doors import Doors
-from tests.support.sim_fleet import MODEL, WITHIN_S
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL
 from tests.support.worker_process import WorkerProcess, worker_process
 
 SIM = SimConfig(prefill_token_s=0.0005, decode_step_s=0.01, chunk_tokens=64)
@@ -82,6 +84,7 @@ class Rolling:
         self._list.write_text(json.dumps([worker.address for worker in self._workers.values()]))
 
 
+@pytest.mark.timeout(900)
 async def test_no_request_fails_while_every_process_is_replaced(tmp_path: Path) -> None:
     # One connection for each request.
     limits = httpx.Limits(max_keepalive_connections=0)
@@ -91,9 +94,11 @@ async def test_no_request_fails_while_every_process_is_replaced(tmp_path: Path) 
     ):
         fleet = Rolling(tmp_path, life, client)
         await fleet.start()
-        async with fleet.doors.under_load(ASKERS) as asked:
+        async with fleet.doors.under_load(ASKERS) as load:
             for worker_id in ROLES:
                 await fleet.replace_worker(worker_id)
+                await load.goes_on()
             for at in range(2):
                 await fleet.replace_coordinator(at)
-        assert min(asked) > 10
+                await load.goes_on()
+        assert min(load.asked) > 10

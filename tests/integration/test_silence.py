@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 from coordinator.policy.health import WorkerState
 from pdserve.config import SimConfig
 from pdserve.types import Mode, Role
-from tests.support.asking import LONG_TEXT, MAX_TOKENS, TEXT, body, events, http_whole
+from tests.support.asking import LONG_TEXT, MAX_TOKENS, TEXT, body, events, http_whole, right_text
+from tests.support.patience import within
 from tests.support.worker_process import ProcessFleet, WorkerProcess, idle, process_fleet
 
 ANSWERED_WITHIN_S = 8.0
 """From the moment at which a worker stood still; no client waits for more than ten seconds."""
-SLOW = SimConfig(prefill_token_s=0.002, decode_step_s=0.005, chunk_tokens=16)
-"""Takes more than a second to read LONG_TEXT."""
+READER = SimConfig(prefill_token_s=0.006, chunk_tokens=16)
+"""Takes more than four seconds to read LONG_TEXT."""
+WRITER = SimConfig(prefill_token_s=0.0002, decode_step_s=0.02, chunk_tokens=16)
+ANSWER = 250
+"""Takes the writer five seconds."""
 
-ANSWER = 300
-
-PAIR = [("p", Role.PREFILL, SLOW), ("d", Role.DECODE, SLOW)]
-TWO_DECODES = [*PAIR, ("d2", Role.DECODE, SLOW)]
+PAIR = [("p", Role.PREFILL, READER), ("d", Role.DECODE, WRITER)]
+TWO_DECODES = [*PAIR, ("d2", Role.DECODE, WRITER)]
 
 
 async def goes_on(fleet: ProcessFleet, worker: WorkerProcess) -> None:
@@ -45,9 +46,6 @@ async def test_an_answer_goes_on_when_the_only_decode_worker_has_stood_still(
     async with process_fleet(tmp_path, *PAIR) as fleet:
         core, worker = fleet.coordinator, fleet.workers["d"]
         request = body(TEXT, stream=True, max_tokens=ANSWER, ignore_eos=True)
-        whole = await core.http.post(
-            "/v1/completions", json=body(TEXT, max_tokens=ANSWER, ignore_eos=True)
-        )
         async with core.http.stream(
             "POST", "/v1/completions", json=request, headers={"x-pdserve-mode": "disaggregated"}
         ) as response:
@@ -59,7 +57,7 @@ async def test_an_answer_goes_on_when_the_only_decode_worker_has_stood_still(
             seen += [line async for line in lines]
         *chunks, _done = events(seen)
         text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-        assert text == whole.json()["choices"][0]["text"]
+        assert text == right_text(TEXT, ANSWER)
         assert core.metric("recoveries_total", outcome="continued") == 1
         await fleet.workers["p"].until(idle)
         await goes_on(fleet, worker)
@@ -74,9 +72,8 @@ async def test_a_prefill_worker_that_stands_still_in_mid_prefill_costs_a_detour(
         asking = asyncio.create_task(http_whole(core, LONG_TEXT + "!", Mode.DISAGGREGATED))
         await worker.until(lambda load: load.running > 0)
         worker.stop()
-        begun = time.monotonic()
-        answer = await asking
-        assert time.monotonic() - begun < ANSWERED_WITHIN_S, "and the prompt read anew"
+        async with within(ANSWERED_WITHIN_S):  # and the prompt read anew
+            answer = await asking
         assert answer.mode == "colocated"
         assert answer.reason.endswith("fell back to colocated: the prefill worker is silent")
         assert answer.completion_tokens == expected.completion_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
-from pdserve.types import Fallback, Mode
+from pdserve.types import Fallback, Mode, Role
 from pdserve.v1 import inference_pb2
 from tests.support.asking import (
     LONG_ANSWER,
@@ -27,14 +28,10 @@ from tests.support.asking import (
     message,
     prefill,
 )
-from tests.support.sim_fleet import (
-    FAST,
-    MODEL,
-    WITHIN_S,
-    SimFleet,
-    coordinator,
-    sim_fleet,
-)
+from tests.support.gated_worker import GatedWorker
+from tests.support.gates import Gate
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL, Answer, SimFleet, coordinator, sim_fleet
 
 
 async def in_prefill(fleet: SimFleet, worker_id: str = "p") -> None:
@@ -152,21 +149,24 @@ async def test_a_worker_that_comes_back_is_proven_and_used_again() -> None:
 
 # The KV on its way.
 
-SLOW_TRANSFER = FAST.model_copy(update={"transfer_token_s": 0.004})
-"""A second and more for TEXT * 2."""
 
-
-async def in_transfer(fleet: SimFleet) -> None:
-    decoding = fleet.workers["d"].workload
-    await fleet.workers["p"].until(lambda load: load.lease_tokens > 0 and decoding.unfinished > 0)
+@asynccontextmanager
+async def in_transfer(transport: str) -> AsyncIterator[tuple[SimFleet, Gate, asyncio.Task[Answer]]]:
+    """A fleet and a request to it, whose KV a closed gate keeps on its way."""
+    writer = GatedWorker("d", Role.DECODE)
+    async with sim_fleet(prefill(), writer, transport=transport) as fleet:
+        gate = writer.gates.transfers
+        gate.close()
+        asking = asyncio.create_task(http_whole(fleet.coordinator, TEXT, Mode.DISAGGREGATED))
+        await gate.until_waited_for()
+        yield fleet, gate, asking
 
 
 @by_each_transport
 async def test_a_prefill_worker_killed_in_mid_transfer_costs_a_detour(transport: str) -> None:
-    async with sim_fleet(prefill(), decode(sim=SLOW_TRANSFER), transport=transport) as fleet:
-        asking = asyncio.create_task(http_whole(fleet.coordinator, TEXT * 2, Mode.DISAGGREGATED))
-        await in_transfer(fleet)
+    async with in_transfer(transport) as (fleet, gate, asking):
         await fleet.workers["p"].kill()
+        gate.open()
         answer = await asking
         assert answer.mode == "colocated"
         assert answer.reason == (
@@ -177,9 +177,7 @@ async def test_a_prefill_worker_killed_in_mid_transfer_costs_a_detour(transport:
 
 @by_each_transport
 async def test_a_client_that_leaves_in_mid_transfer_frees_the_fleet(transport: str) -> None:
-    async with sim_fleet(prefill(), decode(sim=SLOW_TRANSFER), transport=transport) as fleet:
-        asking = asyncio.create_task(http_whole(fleet.coordinator, TEXT * 2, Mode.DISAGGREGATED))
-        await in_transfer(fleet)
+    async with in_transfer(transport) as (fleet, _, asking):
         asking.cancel()
         await asyncio.wait([asking])
         await fleet.until_idle()
@@ -279,19 +277,24 @@ async def test_two_coordinators_share_the_workers() -> None:
 
 
 async def test_a_draining_worker_gets_nothing_new_and_ends_what_it_has() -> None:
-    async with sim_fleet(decode("d1"), decode("d2")) as fleet:
+    workers = [GatedWorker(name, Role.DECODE) for name in ("d1", "d2")]
+    async with sim_fleet(*workers) as fleet:
         core = fleet.coordinator
+        for worker in workers:
+            worker.stop_after(5)
         asked = message(TEXT, None, 200)
         asked.sampling.ignore_eos = True
         call = core.grpc.GenerateStream(inference_pb2.GenerateStreamRequest(request=asked))
         pieces = aiter(call)
         await anext(pieces)
-        busy = next(w for w in fleet.workers.values() if w.workload.unfinished)
+        busy, other = sorted(workers, key=lambda worker: -worker.workload.unfinished)
         busy.workload.start_drain()
         await core.until(lambda: len(core.fleet.snapshot(MODEL).decode) == 1)
         ended = busy.metric("sequences_total", role="decode", outcome="finished")
+        other.gates.steps.open()
         for _ in range(3):
             await http_whole(core, TEXT, Mode.COLOCATED)
-        assert busy.metric("sequences_total", role="decode", outcome="finished") <= ended + 1
+        assert busy.metric("sequences_total", role="decode", outcome="finished") == ended
+        busy.gates.steps.open()
         *_, last = [piece async for piece in pieces]
         assert last.usage.completion_tokens == 200

@@ -12,6 +12,7 @@ from pdserve.config_experiment import Arm, Experiment
 from pdserve.types import Mode
 from tests.support.asking import (
     ASKS,
+    LONG_TEXT,
     TEXT,
     Ask,
     body,
@@ -77,11 +78,11 @@ async def test_a_hand_off_moves_bytes_and_a_colocated_answer_does_not() -> None:
 
 async def test_over_grpc_the_transfer_overlaps_the_prefill() -> None:
     """By the decode worker's own times: it waits while the prompt is read, and little after."""
-    slow = FAST.model_copy(update={"prefill_token_s": 0.002, "transfer_token_s": 0.001})
+    slow = FAST.model_copy(update={"prefill_token_s": 0.0005, "transfer_token_s": 0.001})
     waits = {}
     for transport in ("nixl", "grpc"):
         async with sim_fleet(prefill(sim=slow), decode(sim=slow), transport=transport) as fleet:
-            await http_whole(fleet.coordinator, TEXT * 10, Mode.DISAGGREGATED)
+            await http_whole(fleet.coordinator, LONG_TEXT, Mode.DISAGGREGATED)
             phases = fleet.coordinator.registry.get_sample_value
             waits[transport] = phases(
                 "pdserve_phase_seconds_sum",

@@ -22,7 +22,8 @@ from pdserve.v1.prefill_pb2_grpc import (
     add_PrefillServiceServicer_to_server,
 )
 from tests.support.grpc_servers import serve
-from tests.support.sim_fleet import FAST, WITHIN_S, SimFleetWorker
+from tests.support.patience import WITHIN_S, within
+from tests.support.sim_fleet import FAST, SimFleetWorker
 
 SLOW = SimConfig(prefill_token_s=0.001, decode_step_s=0.01, chunk_tokens=16)
 ROOM = FAST.kv_capacity_tokens
@@ -160,7 +161,7 @@ async def test_a_call_may_end_in_any_turn_of_the_event_loop() -> None:
             reading.cancel()
             await asyncio.wait([reading])
             call.end()
-            async with asyncio.timeout(1):
+            async with within(1):
                 await worker.until_idle()
 
 
@@ -173,7 +174,7 @@ async def test_a_prefill_that_is_cancelled_stops_the_work() -> None:
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        async with asyncio.timeout(1):
+        async with within(1):
             await worker.until_idle()
 
 
@@ -206,7 +207,7 @@ async def test_an_aborted_sequence_stops_the_work_and_says_no_more() -> None:
         await sequence.next()
         for _ in range(2):
             opened.abort(sequence)
-        async with asyncio.timeout(1):
+        async with within(1):
             await worker.until_idle()
         await whole(opened, request())
 
@@ -217,7 +218,7 @@ async def test_a_session_that_ends_frees_the_worker() -> None:
             sequence = opened.open()
             opened.start(sequence, request(max_tokens=500), None)
             await sequence.next()
-        async with asyncio.timeout(1):
+        async with within(1):
             await worker.until_idle()
 
 

@@ -30,7 +30,8 @@ from cli import ports
 from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.ledger.child import coordinator
-from tests.support.sim_fleet import MODEL, WITHIN_S, SimFleetWorker
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL, SimFleetWorker
 
 SIM = SimConfig(prefill_token_s=0.0, decode_step_s=0.002, transfer_token_s=0.0)
 CLIENTS = 8

@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from coordinator.prompts import ByteEncoder
 from pdserve.config import SimConfig
-from pdserve.types import Mode, Role
+from pdserve.engine import sim_model
+from pdserve.types import Mode, Role, SamplingParams, TextPrompt
 from pdserve.v1 import generation_pb2, inference_pb2
 from tests.support.sim_fleet import (
+    CONTEXT_LENGTH,
     FAST,
     MODEL,
     Answer,
@@ -63,6 +66,14 @@ def events(lines: list[str]) -> list[Any]:
     """The data of server-sent events; the closing [DONE] as it is."""
     data = [line.removeprefix("data: ") for line in lines if line]
     return [one if one == "[DONE]" else json.loads(one) for one in data]
+
+
+def right_text(prompt: str, max_tokens: int) -> str:
+    """What any run of a greedy request answers that goes on to `max_tokens`, by the simulated
+    model itself."""
+    tokens = ByteEncoder(CONTEXT_LENGTH).encode(TextPrompt(prompt))
+    answer = sim_model.Answer(tokens, SamplingParams(temperature=0, ignore_eos=True), max_tokens)
+    return "".join(answer.next()[1] for _ in range(max_tokens))
 
 
 async def http_whole(core: SimCoordinator, text: str, mode: Mode) -> Answer:

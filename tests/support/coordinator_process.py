@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.sim_fleet import MODEL, WITHIN_S
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL
 
 
 @dataclass

@@ -18,6 +18,25 @@ SERVING = ("ready", "loaded")
 
 
 @dataclass
+class Load:
+    """`asked` tells how often each of the askers has been answered."""
+
+    asked: list[int]
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def answered(self, asker: int) -> None:
+        self.asked[asker] += 1
+        self._news.set()
+
+    async def goes_on(self) -> None:
+        """Returns when each has asked anew from now on, and has been answered."""
+        enough = [number + 2 for number in self.asked]
+        while any(number < least for number, least in zip(self.asked, enough, strict=True)):
+            self._news.clear()
+            await self._news.wait()
+
+
+@dataclass
 class Doors:
     """Streams requests through whichever coordinator is ready.
 
@@ -63,20 +82,19 @@ class Doors:
         assert usage["usage"]["completion_tokens"] == self.tokens
 
     @asynccontextmanager
-    async def under_load(self, askers: int) -> AsyncIterator[list[int]]:
-        """Each asks one thing after another for as long as the context is open; how often each
-        one did is in the list afterwards."""
-        enough, numbers, asked = asyncio.Event(), itertools.count(), [0] * askers
+    async def under_load(self, askers: int) -> AsyncIterator[Load]:
+        """Each asks one thing after another for as long as the context is open."""
+        enough, numbers, load = asyncio.Event(), itertools.count(), Load([0] * askers)
 
         async def keep_asking(asker: int) -> None:
             while not enough.is_set():
                 await self.ask(next(numbers))
-                asked[asker] += 1
+                load.answered(asker)
 
-        async with asyncio.TaskGroup() as load:
+        async with asyncio.TaskGroup() as asking:
             for asker in range(askers):
-                load.create_task(keep_asking(asker))
-            yield asked
+                asking.create_task(keep_asking(asker))
+            yield load
             enough.set()
 
     async def epochs(self, address: str) -> dict[str, str]:

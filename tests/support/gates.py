@@ -30,6 +30,7 @@ class Gate:
         self._open = True
         self._permits = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._reached = asyncio.Event()
 
     @property
     def waiting(self) -> int:
@@ -52,9 +53,16 @@ class Gate:
         if not self._open and not self._permits:
             place = asyncio.get_running_loop().create_future()
             self._waiting.append(place)
+            self._reached.set()
             await place
         elif not self._open:
             self._permits -= 1
+
+    async def until_waited_for(self) -> None:
+        """Returns when somebody stands before it."""
+        while not self.waiting:
+            self._reached.clear()
+            await self._reached.wait()
 
     def _admit(self) -> None:
         while self._waiting and (self._open or self._permits):

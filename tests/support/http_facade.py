@@ -25,6 +25,7 @@ from tests.support.fake_dispatch import (
     gateway_without_fleet,
     served,
 )
+from tests.support.patience import WITHIN_S
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -68,7 +69,8 @@ async def http_facade(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve_until_stopped())
         await server.listening.wait()
-        async with httpx.AsyncClient(base_url=f"http://{server.address}") as client:
+        base = f"http://{server.address}"
+        async with httpx.AsyncClient(base_url=base, timeout=WITHIN_S) as client:
             yield HttpFacade(server.address, client, dispatcher, observer, ops)
         server.should_exit = True
 

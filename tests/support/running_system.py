@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.patience import eventually
+
 Event = dict[str, Any]
 
 
@@ -91,6 +93,11 @@ class RunningSystem:
         grpc = json.loads(self.child(name).environ()["PDSERVE_WORKER"])["grpc"]
         return f"{grpc['host']}:{grpc['port']}"
 
+    def ended(self, within_s: float) -> int | None:
+        """The exit code, where it ends of itself in time."""
+        eventually(lambda: self.process.poll() is not None, within_s)
+        return self.process.poll()
+
     def stop(self) -> int:
         """Asks it to end as Ctrl-C does, and returns its exit code; idempotent."""
         if self.process.poll() is None:
@@ -109,7 +116,14 @@ class RunningSystem:
 
 def assert_all_gone(processes: list[psutil.Process], within_s: float = 10.0) -> None:
     """Fails when one of the processes is still there after a while; then ends it."""
-    _, left = psutil.wait_procs(processes, timeout=within_s)
+    left = processes
+
+    def all_gone() -> bool:
+        nonlocal left
+        _, left = psutil.wait_procs(left, timeout=0)
+        return not left
+
+    eventually(all_gone, within_s)
     names = [process.name() for process in left if process.is_running()]
     for process in left:
         process.kill()

@@ -56,6 +56,7 @@ from pdserve.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pdserve.worker_service import WorkerIdentity, WorkerService
 from pdserve.workload import Workload
 from prefill_svc.service import PrefillService
+from tests.support.patience import WITHIN_S, within
 
 if TYPE_CHECKING:
     from pdserve.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -63,9 +64,6 @@ if TYPE_CHECKING:
 MODEL = "tiny"
 CONTEXT_LENGTH = 8192
 FAST = SimConfig(prefill_token_s=0.0, decode_step_s=0.001, transfer_token_s=0.0)
-WITHIN_S = 60.0
-"""How long a test waits for what must happen; far more than it takes, also where a process that
-starts shares two cores with forty others."""
 
 
 class SimFleetWorker:
@@ -310,7 +308,7 @@ class SimFleet:
 
     async def until_idle(self) -> None:
         """Within a second of the last request's end nothing is held anywhere."""
-        async with asyncio.timeout(1):
+        async with within(1):
             for worker in self.workers.values():
                 await worker.until_idle()
         self.coordinator.assert_idle()

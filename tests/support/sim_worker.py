@@ -65,12 +65,13 @@ class SimWorker:
 
 @asynccontextmanager
 async def sim_worker(
-    config: SimConfig = FAST, revision: str = REVISION
+    config: SimConfig = FAST, revision: str = REVISION, engine: SimEngine | None = None
 ) -> AsyncIterator[SimWorker]:
-    """Hosts both roles; asserts at the end that the worker holds nothing any more."""
+    """Hosts both roles, on the engine that is given or on one of its own; asserts at the end that
+    the worker holds nothing any more."""
     outcomes: list[tuple[Role, str]] = []
     workload = Workload(lambda role, outcome: outcomes.append((role, outcome)))
-    engine = SimEngine(config, revision, RealClock())
+    engine = engine or SimEngine(config, revision, RealClock())
     await engine.start(workload.step)
     identity = WorkerIdentity("worker-1", "epoch-1", frozenset(Role), "tiny")
     prefill = PrefillService(identity, engine, workload, 30.0, time.time, SEAL_KEY)

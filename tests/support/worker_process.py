@@ -19,7 +19,8 @@ from coordinator.worker_client import GrpcWorkerClient
 from pdserve.channel import channel
 from pdserve.config import SimConfig
 from pdserve.types import Load, Role
-from tests.support.sim_fleet import MODEL, WITHIN_S, SimCoordinator, coordinator
+from tests.support.patience import WITHIN_S
+from tests.support.sim_fleet import MODEL, SimCoordinator, coordinator
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pdserve.clock import RealClock
 from pdserve.engine.sim import SimEngine
 from pdserve.v1 import decode_pb2
 from pdserve.workload import Workload
+from tests.support.patience import WITHIN_S
 from tests.support.sim_worker import FAST, REVISION, SEAL_KEY, request
 
 
@@ -44,7 +45,7 @@ async def test_a_sequence_that_is_started_as_its_call_is_cancelled_leaves_nothin
             await asyncio.sleep(0)
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             await workload.ended()
         # The callbacks of a task that has ended run in the loop's next turn.
         await asyncio.sleep(0)

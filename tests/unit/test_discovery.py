@@ -23,6 +23,7 @@ from pdserve.sources import DnsName, FixedAddress, WatchedFile, parse_source
 from pdserve.types import Load, Role
 from tests.support.core import Core, running
 from tests.support.fake_worker import MODEL, FakeWorker, Gate, first_delta
+from tests.support.patience import WITHIN_S
 from tests.support.virtual_time import on_virtual_time, settle
 
 # The configuration.
@@ -279,7 +280,7 @@ async def test_a_watched_file_is_read_again(tmp_path: Path) -> None:
     ]
 
     async def until(*addresses: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while {
                 worker.info.worker_id for worker in fleet.workers() if worker.info is not None
             } != set(addresses):

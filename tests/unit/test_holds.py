@@ -11,6 +11,7 @@ from pdserve.engine.kv import holds
 from pdserve.engine.kv.holds import Hold, HoldTable
 from pdserve.errors import ErrorReason, PrefillError
 from pdserve.types import LeaseEnd
+from tests.support.patience import WITHIN_S
 
 NUM_TOKENS = 219
 
@@ -53,9 +54,9 @@ def test_what_is_rewound_while_it_is_sent_is_never_taken_from_the_old_blocks() -
 
     with ThreadPoolExecutor(1) as reader:
         copied = reader.submit(hold.copy, 0, 2, alive, lambda blocks: blocks)
-        assert asked.wait(10)
+        assert asked.wait(WITHIN_S)
         hold.extend([8, 9], 2, lambda: None)
-        assert copied.result(10) == [8, 9]
+        assert copied.result(WITHIN_S) == [8, 9]
 
 
 def test_a_hold_that_nobody_fetches_runs_out() -> None:

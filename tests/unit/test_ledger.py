@@ -28,6 +28,7 @@ from coordinator.gateway.usage import (
 from coordinator.policy.pricing import cost_nano
 from pdserve.config_ledger import MAX_PRICE, LedgerConfig, Prices
 from pdserve.errors import ConfigError
+from tests.support.patience import WITHIN_S
 from tests.support.postgres import binaries, postgres
 from tests.unit.test_pricing import charge, record
 
@@ -91,7 +92,7 @@ class Kept:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """What a thread does is looked for."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WITHIN_S):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

@@ -16,6 +16,7 @@ import pytest
 
 from cli.child import Child, ChildFailedError, ChildSpec, Ending, Message
 from cli.supervisor import GaveUpError, RestartBudget, RestartLimits, Supervisor
+from tests.support.patience import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 QUICK = RestartLimits(count=2, first_delay_s=0.0, longest_delay_s=0.0)
@@ -165,7 +166,7 @@ async def test_what_a_child_started_does_not_outlive_it(
     os.kill(message["pid"], signal.SIGKILL)
     await recorder.news.get()
     with contextlib.suppress(psutil.NoSuchProcess):
-        grandchild.wait(10)
+        grandchild.wait(WITHIN_S)
 
 
 async def test_a_task_is_run_to_its_end(supervisor: Supervisor) -> None:
@@ -217,7 +218,7 @@ def test_nothing_survives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         parent.kill()
     assert len(children) == 2
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=WITHIN_S)
     assert not alive
 
 

@@ -19,6 +19,7 @@ from measure.token_path.fake_answers import QuickAnswer
 from measure.token_path.jobs import Latency, Outcome, Rate
 from measure.token_path.plan import Measured, Scenario
 from measure.token_path.sse import AnswerError, SseMeter
+from tests.support.patience import WITHIN_S
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = (
@@ -166,7 +167,7 @@ async def test_a_process_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyP
     )
     program = (sys.executable, "-c", script)
     core = min(os.sched_getaffinity(0))
-    async with asyncio.timeout(20), processes.child("deaf", core, program) as child:
+    async with asyncio.timeout(WITHIN_S), processes.child("deaf", core, program) as child:
         await child.event("deaf")
     assert child.ended
 

@@ -28,6 +28,7 @@ from tests.support.fake_dispatch import (
     gateway_without_fleet,
 )
 from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, grpc_facade
+from tests.support.patience import within
 
 T = TypeVar("T")
 FULL = RejectedError(ErrorReason.QUEUE_FULL, "full", retry_after_s=0.01)
@@ -170,7 +171,8 @@ async def test_a_deadline_ends_the_call(service: GrpcFacade, kind: Any) -> None:
     async with kind(service.address, timeout_s=0.1) as client:
         told = await failure(client.chat(CHAT))
     assert told.reason is ErrorReason.DEADLINE_EXCEEDED
-    await asyncio.wait_for(service.observer.ended.wait(), 1)
+    async with within(1):
+        await service.observer.ended.wait()
 
 
 @either
@@ -179,7 +181,8 @@ async def test_closing_a_stream_cancels_it(service: GrpcFacade, kind: Any) -> No
     async with kind(service.address) as client:
         async with aclosing(client.chat_stream(CHAT)) as parts:
             assert (await anext(parts)).text == "a"
-        await asyncio.wait_for(service.dispatcher.streams[0].closed.wait(), 1)
+        async with within(1):
+            await service.dispatcher.streams[0].closed.wait()
     assert [label for _, label in service.observer.ends] == ["cancelled"]
 
 

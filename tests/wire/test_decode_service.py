@@ -16,8 +16,10 @@ from pdserve.errors import ErrorReason
 from pdserve.rpc_errors import from_rpc_error
 from pdserve.types import EngineRequest, FinishReason, Role, Usage
 from pdserve.v1 import decode_pb2
+from tests.support.gates import GatedEngine
 from tests.support.sim_worker import (
     FAST,
+    REVISION,
     SessionClient,
     SimWorker,
     prefill,
@@ -60,15 +62,19 @@ async def test_a_sequence_ends_once_with_its_usage(session: SessionClient) -> No
 
 
 async def test_one_message_carries_the_tokens_of_all_sequences_of_a_step() -> None:
-    paced = FAST.model_copy(update={"decode_step_s": 0.02, "chunk_tokens": 64 * 80})
-    async with sim_worker(paced) as worker:
+    sim = FAST.model_copy(update={"decode_step_s": 0.005, "chunk_tokens": 64 * 80})
+    engine = GatedEngine(sim, REVISION, {})
+    engine.gates.steps.close()
+    async with sim_worker(engine=engine) as worker:
         session = SessionClient(worker.channel)
         for sequence_id in range(1, 65):
             await session.start(sequence_id, request(max_tokens=40))
+        assert await session.reserve(65, 32) is None  # asked for, and so answered, after these
+        engine.gates.steps.open()
         for sequence_id in range(1, 65):
             assert len((await session.answer(sequence_id)).token_ids) == 40
 
-        # The starts may straddle several steps, and so may the ends: between them all run.
+        # The first may have a step of its own, and so may the last: between them all run.
         steps = [
             {delta.sequence_id for delta in message.deltas} | set(message.tokens.sequence_ids)
             for message in session.messages
@@ -77,6 +83,7 @@ async def test_one_message_carries_the_tokens_of_all_sequences_of_a_step() -> No
         ended = [max(n for n, s in enumerate(steps) if i in s) for i in range(1, 65)]
         assert max(began) < min(ended)
         assert all(len(s) == 64 for s in steps[max(began) : min(ended) + 1])
+        await session.abort(65)
 
 
 async def test_handed_over_kv_gives_the_answer_of_a_colocated_run(

@@ -16,6 +16,7 @@ from pdserve.v1 import generation_pb2 as gen
 from pdserve.v1 import inference_pb2 as pb
 from tests.support.fake_dispatch import MODEL, answer, served
 from tests.support.grpc_facade import CHAT, GENERATE, GrpcFacade, refused
+from tests.support.patience import within
 
 LOST = DecodeError(ErrorReason.DECODE_FAILED, "the decode worker was lost")
 
@@ -169,8 +170,9 @@ async def test_client_cancels_before_the_first_token(service: GrpcFacade, stream
         call = service.stub.Generate(GENERATE)
     await service.dispatcher.opening.wait()
     call.cancel()
-    await asyncio.wait_for(service.dispatcher.open_cancelled.wait(), 1)
-    await asyncio.wait_for(service.observer.ended.wait(), 1)
+    async with within(1):
+        await service.dispatcher.open_cancelled.wait()
+        await service.observer.ended.wait()
     assert [label for _, label in service.observer.ends] == ["cancelled"]
 
 
@@ -179,7 +181,8 @@ async def test_client_cancels_between_tokens(service: GrpcFacade) -> None:
     call = service.stub.ChatStream(pb.ChatStreamRequest(request=CHAT))
     assert (await call.read()).text == "a"
     call.cancel()
-    await asyncio.wait_for(service.dispatcher.streams[0].closed.wait(), 1)
+    async with within(1):
+        await service.dispatcher.streams[0].closed.wait()
     assert [label for _, label in service.observer.ends] == ["cancelled"]
 
 
@@ -187,7 +190,8 @@ async def test_deadline_ends_the_call(service: GrpcFacade) -> None:
     service.dispatcher.script = [asyncio.Event()]
     status, _ = await refused(service.stub.Generate(GENERATE, timeout=0.2))
     assert status is grpc.StatusCode.DEADLINE_EXCEEDED
-    await asyncio.wait_for(service.observer.ended.wait(), 1)
+    async with within(1):
+        await service.observer.ended.wait()
 
 
 async def test_models(service: GrpcFacade) -> None:

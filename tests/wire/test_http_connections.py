@@ -11,6 +11,7 @@ import pytest
 from pdserve.types import Delta
 from tests.support.fake_dispatch import answer
 from tests.support.http_facade import COMPLETION, HttpFacade, http_facade
+from tests.support.patience import within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,8 +32,9 @@ async def send_and_leave(facade: HttpFacade, body: dict[str, Any], until: asynci
 async def test_client_leaves_before_the_first_token(facade: HttpFacade, stream: bool) -> None:
     facade.dispatcher.script = [asyncio.Event()]
     await send_and_leave(facade, {"stream": stream}, until=facade.dispatcher.opening)
-    await asyncio.wait_for(facade.dispatcher.open_cancelled.wait(), 1)
-    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    async with within(1):
+        await facade.dispatcher.open_cancelled.wait()
+        await facade.observer.ended.wait()
     assert [label for _, label in facade.observer.ends] == ["cancelled"]
 
 
@@ -40,7 +42,8 @@ async def test_client_leaves_before_the_first_token(facade: HttpFacade, stream: 
 async def test_client_leaves_between_tokens(facade: HttpFacade, stream: bool) -> None:
     facade.dispatcher.script = [Delta("a"), asyncio.Event()]
     await send_and_leave(facade, {"stream": stream}, until=facade.dispatcher.opening)
-    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    async with within(1):
+        await facade.observer.ended.wait()
     assert facade.dispatcher.streams[0].closed.is_set()
 
 
@@ -52,7 +55,8 @@ async def test_client_leaves_in_its_own_body(facade: HttpFacade) -> None:
     )
     await writer.drain()
     writer.close()
-    await asyncio.wait_for(facade.observer.ended.wait(), 1)
+    async with within(1):
+        await facade.observer.ended.wait()
     assert [label for _, label in facade.observer.ends] == ["cancelled"]
 
 
@@ -71,7 +75,8 @@ async def test_a_slow_reader_holds_its_own_stream_back(facade: HttpFacade) -> No
     stream = facade.dispatcher.streams[0]
     assert len(stream.steps) > 1_000
     writer.close()
-    await asyncio.wait_for(stream.closed.wait(), 1)
+    async with within(1):
+        await stream.closed.wait()
 
 
 async def test_connection_is_kept_after_an_answer(facade: HttpFacade) -> None:

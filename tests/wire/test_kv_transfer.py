@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,8 +22,8 @@ from pdserve.engine.kv.holds import Hold, HoldTable
 from pdserve.errors import ErrorReason
 from pdserve.types import LeaseEnd
 from pdserve.v1.kv_transfer_pb2 import FetchRequest
+from tests.support.patience import WITHIN_S, eventually
 
-T = TypeVar("T")
 NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE = 40, 3, 32
 SHAPE = CacheShape(BLOCK_SIZE, NUM_LAYERS, 2 * BLOCK_SIZE * 16 * 2, "LBHNC", "bfloat16")
 HOLDER_BLOCKS = [7, 8, 9, 3, 30, 31, 12]
@@ -65,7 +65,8 @@ class Pair:
         self.fetcher.start(self.order())
         hold.extend(HOLDER_BLOCKS[:1], 1, lambda: None)
         ours, theirs = self.ours["layer.2"], self.theirs["layer.2"]
-        until(lambda: torch.equal(ours[READER_BLOCKS[0]], theirs[HOLDER_BLOCKS[0]]))
+        there = functools.partial(torch.equal, ours[READER_BLOCKS[0]], theirs[HOLDER_BLOCKS[0]])
+        assert eventually(there, WITHIN_S)
         return hold
 
     def order(self, first_block: int = 0) -> Order:
@@ -78,8 +79,8 @@ class Pair:
         self.fetcher.start(order or self.order())
         return self.ended()
 
-    def ended(self) -> Fetched:
-        (fetched,) = until(self.fetcher.finished)
+    def ended(self, within_s: float = WITHIN_S) -> Fetched:
+        (fetched,) = eventually(self.fetcher.finished, within_s)
         return fetched
 
     def require_equal(self, first_block: int = 0) -> None:
@@ -96,14 +97,6 @@ class Pair:
             assert torch.equal(self.ours[name].view(torch.int16), layer.view(torch.int16))
 
 
-def until(ask: Callable[[], T]) -> T:
-    deadline = time.monotonic() + 10
-    while not (answer := ask()):
-        assert time.monotonic() < deadline, "nothing came"
-        threading.Event().wait(0.005)
-    return answer
-
-
 @pytest.fixture
 def make_pair() -> Iterator[Callable[..., Pair]]:
     made: list[Pair] = []
@@ -112,7 +105,7 @@ def make_pair() -> Iterator[Callable[..., Pair]]:
         key: str | None = None,
         readers_key: str | None = None,
         shape: CacheShape = SHAPE,
-        timeout_s: float = 10.0,
+        timeout_s: float = WITHIN_S,
     ) -> Pair:
         theirs, ours, table = cache(1), cache(2), HoldTable()
         from_rows, to_rows = block_rows(theirs, NUM_BLOCKS), block_rows(ours, NUM_BLOCKS)
@@ -150,7 +143,7 @@ def test_the_blocks_arrive_and_no_other_changes(
     blocks = len(HOLDER_BLOCKS) - first_block
     assert fetched.num_bytes == blocks * NUM_LAYERS * SHAPE.bytes_per_block
     pair.require_equal(first_block)
-    assert until(lambda: hold.end) is LeaseEnd.FETCHED
+    assert eventually(lambda: hold.end, WITHIN_S) is LeaseEnd.FETCHED
     assert pair.table.sweep() == {"t": LeaseEnd.FETCHED}
 
 
@@ -279,7 +272,7 @@ def test_bytes_that_changed_on_the_way_are_refused(
     hold = pair.read_prompt()
     assert reason(pair.fetch()) is ErrorReason.KV_TRANSFER_FAILED
     pair.require_untouched()
-    assert until(lambda: hold.end) in (LeaseEnd.ABANDONED, LeaseEnd.FETCHED)
+    assert eventually(lambda: hold.end, WITHIN_S) in (LeaseEnd.ABANDONED, LeaseEnd.FETCHED)
 
 
 def test_blocks_that_were_left_out_are_missed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,10 +292,8 @@ def test_taking_blocks_back_ends_the_transfer(pair: Pair) -> None:
 def test_a_cancelled_fetch_ends_at_once_and_frees_the_holder(pair: Pair) -> None:
     hold = pair.begin()
     pair.fetcher.cancel("request")
-    begun = time.monotonic()
-    assert reason(pair.ended()) is ErrorReason.KV_TRANSFER_FAILED
-    assert time.monotonic() - begun < 1
-    assert until(lambda: hold.end) is LeaseEnd.ABANDONED
+    assert reason(pair.ended(within_s=1)) is ErrorReason.KV_TRANSFER_FAILED
+    assert eventually(lambda: hold.end, WITHIN_S) is LeaseEnd.ABANDONED
 
 
 def test_a_prompt_that_is_read_anew_elsewhere_is_waited_for(pair: Pair) -> None:
@@ -341,9 +332,9 @@ def test_a_reader_that_takes_nothing_is_turned_out_when_the_hold_has_ended(
     with grpc.insecure_channel(f"127.0.0.1:{pair.server.port}") as channel:
         fetch: Any = channel.unary_stream(FETCH, request_serializer=FetchRequest.SerializeToString)
         call = fetch(FetchRequest(transfer_id="t", epoch="epoch"))
-        assert sending.wait(10)
+        assert sending.wait(WITHIN_S)
         pair.table.close("t", LeaseEnd.EXPIRED)
-        assert left.wait(10)
+        assert left.wait(WITHIN_S)
         call.cancel()
 
 
@@ -366,7 +357,7 @@ def test_whatever_a_holder_says_is_a_failed_transfer(code: grpc.StatusCode) -> N
     fetcher = Fetcher(block_store(block_rows(cache(2), NUM_BLOCKS)), SHAPE, 0, None, 10)
     try:
         fetcher.start(Order("r", "t", "epoch", "127.0.0.1", [port], 70, 0, [1, 2, 3]))
-        (fetched,) = until(fetcher.finished)
+        (fetched,) = eventually(fetcher.finished, WITHIN_S)
         assert reason(fetched) is ErrorReason.KV_TRANSFER_FAILED
     finally:
         fetcher.close()

@@ -39,6 +39,7 @@ from pdserve.v1.worker_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 from tests.support.grpc_servers import Service, serve
+from tests.support.patience import within
 
 KEY = "a fleet's key"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -200,7 +201,8 @@ async def test_a_restarted_server_is_found_within_a_second_or_two() -> None:
             restarted.add(*service)
         async with restarted:
             await restarted.set_serving(True)
-            await asyncio.wait_for(opened.channel_ready(), 2)
+            async with within(2):
+                await opened.channel_ready()
             await unary(opened)
 
 

