@@ -35,6 +35,8 @@ class ArmMode(StrEnum):
 
 
 _DAY_S = 86_400.0
+_WIDTH = 120
+"""Of what is no terminal: enough for a report's tables."""
 
 ModelName = Annotated[
     str | None, typer.Option("--model", help="Whose experiment; default: the only model's.")
@@ -149,14 +151,12 @@ def stop(model: ModelName = None, url: Url = DEFAULT_URL, key: Key = None) -> No
 
 
 def show(markdown: str) -> None:
-    """As it is, but for a terminal."""
-    if not sys.stdout.isatty():
-        print(markdown)
-        return
+    """As text with tables, also where it goes on to a pipe or a file."""
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console().print(Markdown(markdown))
+    width = None if sys.stdout.isatty() else _WIDTH
+    Console(width=width).print(Markdown(markdown))
 
 
 def _line(told: dict[str, Any]) -> str:

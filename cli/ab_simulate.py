@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import GpuHour, GpuName, ModelName
+from cli.options import GpuHour, GpuName, ModelName, Tpot, Ttft
 from cli.traffic import TRAFFIC
+from pdserve.targets import ITL_S, TTFT_S
 
 if TYPE_CHECKING:
     from measure.simulation.trace_run import Setup
@@ -37,8 +38,8 @@ def simulate(  # noqa: PLR0913  (one option each)
         float, typer.Option(min=0, metavar="SECONDS", help="Of each slot, that does not count.")
     ] = 15.0,
     blocks: Annotated[int | None, typer.Option(min=1, help="Only so many slots.")] = None,
-    ttft: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 2.0,
-    tpot: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 0.05,
+    ttft: Ttft = TTFT_S,
+    tpot: Tpot = ITL_S,
     gpu_hour: GpuHour = None,
 ) -> None:
     """The report of an experiment on simulated GPUs: colocated, or disaggregated as planned."""

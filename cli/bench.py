@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.failure import CliError
-from cli.options import DEFAULT_URL, Key
+from cli.options import DEFAULT_URL, ITL_P99, TTFT_P99, ItlP99, Key, TtftP99
 
 if TYPE_CHECKING:
     from measure.bench.arrivals import Arrivals
@@ -61,8 +61,8 @@ def bench(  # noqa: PLR0913  (one option each)
     warm_up: WarmUp = 5.0,
     rounds: Rounds = 1,
     seed: Seed = 0,
-    ttft_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of the first token.")] = "2s",
-    itl_p99: Annotated[str, typer.Option(metavar="TIME", help="SLO of those after it.")] = "50ms",
+    ttft_p99: TtftP99 = TTFT_P99,
+    itl_p99: ItlP99 = ITL_P99,
     saturate: Saturate = False,
     output: Output = None,
     page: Page = None,
@@ -112,7 +112,7 @@ def bench(  # noqa: PLR0913  (one option each)
 def _need_matplotlib() -> None:
     """Before minutes of measuring. Raises CliError."""
     if find_spec("matplotlib") is None:
-        raise CliError("--html needs matplotlib, of pdserve's extra report: pip install matplotlib")
+        raise CliError("--html needs matplotlib: `make install` in pdserve's folder brings it")
 
 
 def _write(document: Document, output: Path | None, page: Path | None) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pdserve.targets import ITL_S, TTFT_S
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -90,6 +92,12 @@ KvCache = Annotated[
 KeysFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="API keys; without, everybody may call.")
 ]
+TTFT_P99, ITL_P99 = f"{TTFT_S:g}s", f"{ITL_S * 1000:g}ms"
+"""Defaults of these two."""
+TtftP99 = Annotated[str, typer.Option(metavar="TIME", help="SLO of the first token.")]
+ItlP99 = Annotated[str, typer.Option(metavar="TIME", help="SLO of each token after it.")]
+Ttft = Annotated[float, typer.Option(min=0, help="Target of the first token, in seconds.")]
+Tpot = Annotated[float, typer.Option(min=0, help="Target of each token after it, in seconds.")]
 MAX_PRICE = 1_000_000
 GpuHour = Annotated[
     float | None,

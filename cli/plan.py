@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.failure import CliError
-from cli.options import MAX_PRICE, GpuName, ModelName, PrecisionName
+from cli.options import (
+    ITL_P99,
+    MAX_PRICE,
+    TTFT_P99,
+    GpuName,
+    ItlP99,
+    ModelName,
+    PrecisionName,
+    TtftP99,
+)
 from cli.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -37,8 +46,6 @@ Trace = Annotated[
     str | None,
     typer.Option(metavar="FILE|MIX", help=TRAFFIC),
 ]
-Ttft = Annotated[str, typer.Option(metavar="TIME", help="First token, at p99.")]
-Itl = Annotated[str, typer.Option(metavar="TIME", help="Each token after it, at p99.")]
 Capacity = Annotated[
     str | None, typer.Option(metavar="N/UNIT", help="What one replica serves, where it is known.")
 ]
@@ -73,8 +80,8 @@ def plan(  # noqa: PLR0913  (one option each)
     *,
     rate: Rate = None,
     trace: Trace = None,
-    ttft_p99: Ttft = "2s",
-    itl_p99: Itl = "50ms",
+    ttft_p99: TtftP99 = TTFT_P99,
+    itl_p99: ItlP99 = ITL_P99,
     capacity: Capacity = None,
     bench: Bench = None,
     replica_gpus: ReplicaGpus = 1,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import GpuName, ModelName, PrecisionName
+from cli.options import GpuName, ModelName, PrecisionName, Tpot, Ttft
 from cli.traffic import TRAFFIC
+from pdserve.targets import ITL_S, TTFT_S
 
 if TYPE_CHECKING:
     from measure.simulation.fault_run import Result
@@ -66,8 +67,8 @@ def trace(  # noqa: PLR0913  (one option each)
     duration: Annotated[float, typer.Option(min=1, help="Of a mix, in seconds.")] = 300.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many requests.")] = None,
     seed: Annotated[int, typer.Option(help="Of a mix.")] = 1,
-    ttft: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 2.0,
-    tpot: Annotated[float, typer.Option(min=0, help="Target in seconds.")] = 0.05,
+    ttft: Ttft = TTFT_S,
+    tpot: Tpot = ITL_S,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:
     """Traffic through a fleet: latencies, goodput, cache hits and GPU-hours."""

@@ -28,6 +28,7 @@ from pdserve.errors import ConfigError
 from pdserve.section import Name, in_words
 from pdserve.section import Section as _Section
 from pdserve.sources import parse_source
+from pdserve.targets import ITL_S, TTFT_S
 from pdserve.tracing_config import TracingConfig
 from pdserve.types import Fallback, Mode, Role
 
@@ -95,7 +96,7 @@ class ModelConfig(_Section):
     )
     decode_balance: str = Field(default="prefix-aware", description="which decode worker; as above")
     ttft_target_s: float = Field(
-        default=2.0, gt=0, description="time to the first token that estimates weigh waiting by"
+        default=TTFT_S, gt=0, description="time to the first token that estimates weigh waiting by"
     )
     ttft_target_token_s: float = Field(
         default=0.0,
@@ -104,7 +105,7 @@ class ModelConfig(_Section):
         "much expects to wait",
     )
     itl_target_s: float = Field(
-        default=0.1, gt=0, description="time between tokens that estimates weigh harm by"
+        default=ITL_S, gt=0, description="time between tokens that estimates weigh harm by"
     )
     fallback: Fallback = Fallback.COLOCATE
     transport: Literal["auto", "nixl", "grpc"] = Field(

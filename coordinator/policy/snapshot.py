@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from coordinator.policy.estimate import Estimates
+from pdserve.targets import ITL_S, TTFT_S
 from pdserve.types import Fallback, Mode, Role
 
 
@@ -70,9 +71,9 @@ class ModelPolicy:
     prefill_balance: str = "prefix-aware"
     decode_balance: str = "prefix-aware"
     decider: Literal["threshold", "estimate"] = "estimate"
-    ttft_target_s: float = 2.0
+    ttft_target_s: float = TTFT_S
     ttft_target_token_s: float = 0.0
-    itl_target_s: float = 0.1
+    itl_target_s: float = ITL_S
 
 
 @dataclass(frozen=True, slots=True)

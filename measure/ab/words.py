@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isinf
+from collections.abc import Callable
 
 from measure.page import table
 from pdserve.ab.evidence import Interval
@@ -11,6 +11,8 @@ from pdserve.ab.slots import Experiment
 
 _MANY = 10.0
 """A change that is shown as a factor."""
+_MOST = 1000.0
+"""Where a factor says nothing any more: one of the arms did next to nothing."""
 
 
 def render(experiment: Experiment, comparisons: list[Comparison]) -> str:
@@ -60,12 +62,19 @@ def _table(one: Comparison) -> str:
 def _change(row: Row, *, absolute: bool) -> tuple[str, str]:
     if row.first is None or row.other is None:
         return "-", "-"
-    change: Interval = row.change
-    words = [
-        _points(part) if absolute else _percent(part)
-        for part in (change.low, change.middle, change.high)
-    ]
-    return words[1], f"{words[0]} to {words[2]}"
+    tell = _points if absolute else _percent
+    return tell(row.change.middle), _bounds(row.change, 1.0 if absolute else _MOST, tell)
+
+
+def _bounds(change: Interval, most: float, tell: Callable[[float], str]) -> str:
+    """From -1 on, all or nothing, and from `most` on, it is none."""
+    bounded = change.low > -1, change.high < most
+    low, high = tell(change.low), tell(change.high)
+    if all(bounded):
+        return f"{low} to {high}"
+    if any(bounded):
+        return f"{low} or more" if bounded[0] else f"{high} or less"
+    return "no bound yet"
 
 
 def _points(part: float) -> str:
@@ -73,8 +82,8 @@ def _points(part: float) -> str:
 
 
 def _percent(part: float) -> str:
-    if isinf(part) or part > 100 * _MANY:
-        return "any more"
+    if part > _MOST:
+        return f"over {_MOST:,.0f} times"
     if part > _MANY:
         return f"{part + 1:,.0f} times"
     return f"{part * 100:+.1f} %"

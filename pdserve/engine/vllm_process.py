@@ -202,7 +202,7 @@ def _without_finalizer(async_llm: Any) -> Any:
 
 def _check_plugin() -> None:
     if not entry_points(group="vllm.general_plugins", name="pdserve"):
-        raise ConfigError("pdserve is not installed in this environment: pip install -e .")
+        raise ConfigError("pdserve is not installed in this environment: `make install` does it")
 
 
 def _engine_processes() -> list[psutil.Process]:

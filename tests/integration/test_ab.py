@@ -38,6 +38,8 @@ async def test_an_experiment_is_started_looked_at_and_stopped() -> None:
         assert line in told
         assert "not yet known, for no block is complete" in told
         assert "normalised per GPU (or worker): colocated can use 1, disaggregated 2" in told
+        assert "|" not in told, "a table is no Markdown, also where it is piped"
+        assert "**" not in told
         assert "is running: stop it" in await ab(core, "start", *modes)
         assert "sticky, ended" in await ab(core, "stop", "--model", MODEL)
         assert "is running" in await ab(core, "stop")

@@ -306,6 +306,27 @@ def test_a_report_shows_verdict_capacity_and_intervals() -> None:
     assert isfinite(found.goodput.change.low)
 
 
+@pytest.mark.parametrize(
+    ("goods", "blocks", "goodput", "attainment"),
+    [
+        # One block of equal arms refutes nothing at all.
+        ((50, 50), 1, "| +0.0 % | no bound yet |", "| +0.0 points | no bound yet |"),
+        # A good answer from the other arm alone: any number of times as many.
+        ((0, 90), 12, "| over 1,000 times | 785 times or more |", "points to +"),
+    ],
+)
+def test_a_side_on_which_nothing_is_known_yet_is_told_as_such(
+    goods: tuple[int, int], blocks: int, goodput: str, attainment: str
+) -> None:
+    found = compared(goods, blocks)
+    text = render(Experiment("e", "m", "interleaved", [COLOCATED, SPLIT], []), [found])
+    (told,) = (line for line in text.splitlines() if line.startswith("| goodput"))
+    assert goodput in told
+    assert "-100.0 %" not in told
+    (told,) = (line for line in text.splitlines() if line.startswith("| SLO attainment"))
+    assert attainment in told
+
+
 # Real workers.
 
 

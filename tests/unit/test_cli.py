@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from cli import keys
 from cli.main import app
 from cli.options import named_model, nest
+from cli.quantities import duration
 from cli.system import (
     Pools,
     WorkerPorts,
@@ -30,7 +31,7 @@ from cli.system import (
 )
 from coordinator.gateway.keys import KeyRing
 from pdserve.clock import RealClock
-from pdserve.config import SimConfig, dump, load
+from pdserve.config import ModelConfig, SimConfig, dump, load
 from pdserve.engine.sim import SimEngine
 from pdserve.errors import ConfigError
 from pdserve.types import Mode, Role
@@ -123,6 +124,28 @@ def test_what_is_wrong_is_told_in_one_line(args: tuple[str, ...], said: str) -> 
 def test_a_rate_that_is_none_is_told_before_anything_starts() -> None:
     said = failure("up", "--engine", "sim", PDSERVE_COORDINATOR__GATEWAY__RATE="often")
     assert said.startswith("gateway.rate")
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        (("bench",), ("ttft_p99", "itl_p99")),
+        (("plan",), ("ttft_p99", "itl_p99")),
+        (("simulate", "trace"), ("ttft", "tpot")),
+        (("ab", "simulate"), ("ttft", "tpot")),
+    ],
+)
+def test_every_verb_aims_at_the_latencies_that_models_aim_at(
+    verb: tuple[str, ...], options: tuple[str, str]
+) -> None:
+    command = get_command(app)
+    for word in verb:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    given = {param.name: param.default for param in command.params}
+    model = ModelConfig()
+    for option, seconds in zip(options, (model.ttft_target_s, model.itl_target_s), strict=True):
+        told = given[option]
+        assert (duration(told) if isinstance(told, str) else told) == pytest.approx(seconds)
 
 
 def test_the_settings_of_the_environment_are_checked() -> None:
