@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from coordinator.catalog import ServedModel
 from coordinator.fleet import Fleet
-from coordinator.policy.admission import WINDOW_STEPS
-from coordinator.policy.estimate import Estimates
+from coordinator.policy.readers import pool_of
 from coordinator.policy.ticket import Capacity, Pool
-from coordinator.worker import Worker
 from pdserve.types import Mode, Role
 
 FRESH_S = 0.05
@@ -47,7 +45,7 @@ class FleetCapacity:
         for role in _readers(self._model):
             readers = writers if role is Role.DECODE else [w for w in serving if w.reads]
             if readers:
-                pools[role] = _pool(readers, estimates)
+                pools[role] = pool_of([worker.view for worker in readers], estimates)
         return Capacity(sequences, free_kv_tokens, pools)
 
 
@@ -59,19 +57,3 @@ def _readers(model: ServedModel) -> tuple[Role, ...]:
     if only == {Mode.DISAGGREGATED} and not model.config.mode_override:
         return (Role.PREFILL,)
     return (Role.PREFILL, Role.DECODE)
-
-
-def _pool(workers: list[Worker], estimates: Estimates) -> Pool:
-    chunk_tokens = piled_tokens = 0
-    tokens_per_s = 0.0
-    for worker in workers:
-        assert worker.info is not None
-        chunk = worker.info.chunk_tokens
-        timings = estimates.of(worker.pool)
-        chunk_tokens += chunk
-        tokens_per_s += chunk / (timings.step_s + timings.token_s * chunk)
-        own = WINDOW_STEPS * chunk
-        # As they count in the window: half of a worker's part each, at most.
-        counted = min(worker.outstanding_tokens, worker.outstanding_prompts * own // 2)
-        piled_tokens += max(0, counted - own)
-    return Pool(len(workers), chunk_tokens, tokens_per_s, piled_tokens)

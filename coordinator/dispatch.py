@@ -20,11 +20,9 @@ from coordinator.fleet import Fleet
 from coordinator.gateway.gateway import Gateway
 from coordinator.gateway.keys import Caller
 from coordinator.observer import Observer
-from coordinator.policy.choose import choose
-from coordinator.policy.forecast import Forecast
 from coordinator.policy.prefix import PromptBlocks
 from coordinator.policy.snapshot import RequestFacts
-from coordinator.policy.ticket import Work
+from coordinator.policy.turn import work_of
 from coordinator.record import RequestRecord, ended_by
 from coordinator.response import ResponseStream
 from coordinator.shadow import Shadow
@@ -34,7 +32,6 @@ from pdserve.types import (
     ChatPrompt,
     EngineRequest,
     GenerateSpec,
-    Role,
     SamplingParams,
     Truncation,
 )
@@ -116,7 +113,10 @@ class Dispatcher:
             facts = partial(self._facts, spec, model)
             now = facts(len(token_ids), prompt)
             now = replace(now, queue_s=permit.waits_s(len(token_ids)))
-            await permit.admit(self._work(model, request, now))
+            longest = request.sampling.max_tokens
+            assert longest is not None
+            snapshot = self._fleet.snapshot(spec.model)
+            await permit.admit(work_of(snapshot, model.policy, now, longest))
             record.phase("queue")
             if not spec.arm:
                 self._shadow.copy(model, request, facts, prompt, record)
@@ -133,22 +133,6 @@ class Dispatcher:
         if spec.deadline is not None:
             stream.expire_at(spec.deadline)
         return stream
-
-    def _work(self, model: ServedModel, request: EngineRequest, facts: RequestFacts) -> Work:
-        """What the request waits for, as it would be were it its turn now: the pool that would
-        read its prompt, and how long that would take.
-
-        Raises RejectedError where nobody would: then there is nothing to wait for.
-        """
-        snapshot = self._fleet.snapshot(model.config.name)
-        plan = choose(snapshot, model.policy, facts)
-        reader = Role.DECODE if plan.prefill is None else Role.PREFILL
-        route = Forecast(snapshot, model.policy, facts).of(plan, snapshot)
-        behind_s = route.reading.behind_s
-        own_s = route.start_s - behind_s
-        longest = request.sampling.max_tokens
-        assert longest is not None
-        return Work(len(request.token_ids), longest, reader, own_s, behind_s)
 
     def _context_length(self, model: ServedModel) -> int:
         served = self._fleet.context_length(model.config.name)

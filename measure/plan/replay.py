@@ -2,11 +2,10 @@
 
 A queueing model, between a formula and the simulation. Each worker is a server whose service time
 is a roofline's for what it has in its step, with chunked prefill (Agrawal et al.,
-"Sarathi-Serve", OSDI 2024); before all that read there is one queue, in the coordinator's own
-order, by size of the prompt, and the coordinator's own policy says who reads and who writes.
-Bursts and lengths are those of the trace: nothing is assumed of
-their distributions, as M/G/k would. Prompt and answer of a request are promised room in a KV
-cache before it begins.
+"Sarathi-Serve", OSDI 2024); before all that read there is the coordinator's own queue, which
+refuses nobody, and the coordinator's own policy says who reads and who writes. Bursts and lengths
+are those of the trace: nothing is assumed of their distributions, as M/G/k would. Prompt and
+answer of a request are promised room in a KV cache before it begins.
 
 Left out is what the simulation has besides: the protocol, loads that are known late, lengths of
 answers that nobody knows beforehand. It takes some thousandth of the simulation's time.
@@ -15,18 +14,21 @@ answers that nobody knows beforehand. It takes some thousandth of the simulation
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
 
-from coordinator.policy.admission import WINDOW_STEPS, size_of
-from coordinator.policy.fair_queue import FairQueue, Share
+from coordinator.policy.admission import AdmissionQueue
 from coordinator.policy.snapshot import ModelPolicy
+from coordinator.policy.ticket import Asked, Limits, Priority, Ticket
 from measure.plan.router import Router
 from measure.plan.server import Job, Pool, Server
 from measure.plan.slo import Latencies
 from measure.simulation.traces import Arrival
+
+_REFUSES_NOBODY = Limits(max_running=None, max_queued=sys.maxsize, max_ttft_s=1e9)
 
 
 def replay(
@@ -44,21 +46,19 @@ class _Run:
             readers = [Server(prefill, hands_over=True) for _ in range(prefill.workers)]
         self._splits = prefill is not None
         self._router = Router(policy, readers, self._writers)
-        self._chunk = (prefill or decode).chunk_tokens
-        self._window = WINDOW_STEPS * self._chunk * (prefill or decode).workers
-        self._queue: FairQueue[Arrival] = FairQueue()
+        self._admission = AdmissionQueue(_REFUSES_NOBODY)
+        self._asking: dict[Ticket, Arrival] = {}
         # (time, order, server, a request that comes to it; None where its step ends)
         self._events: list[tuple[float, int, Server, Job | None]] = []
         self._order = count()
         self._ttft_s: list[float] = []
         self._asked = self._cached = 0
-        self._without_room: set[Arrival] = set()
+        self._without_room = 0
 
     def serve(self, arrivals: Sequence[Arrival]) -> Latencies:
         for arrival in arrivals:
             self._go_on_to(arrival.at_s)
-            share = Share(size_of(arrival.prompt_tokens))
-            self._queue.push((share,), arrival.prompt_tokens, arrival.at_s, arrival)
+            self._enter(arrival, arrival.at_s)
             self._dispatch(arrival.at_s)
         self._go_on_to(float("inf"))
         gaps = [gap for server in self._writers for gap in server.gaps]
@@ -66,7 +66,7 @@ class _Run:
             float(np.percentile(self._ttft_s, 99)),
             _weighted_p99(gaps) if gaps else 0.0,
             self._cached / self._asked,
-            len(self._without_room) / len(arrivals),
+            self._without_room / len(arrivals),
             self._splits,
         )
 
@@ -81,27 +81,23 @@ class _Run:
                 self._dispatch(now)
             self._begin_step(server, now)
 
+    def _enter(self, arrival: Arrival, now: float) -> None:
+        capacity = self._router.capacity(now)
+        ticket = self._admission.arrive(Asked("", Priority.NORMAL, 1.0, now), now, capacity)
+        waits_s = self._admission.waits_s(ticket, arrival.prompt_tokens, now, capacity)
+        work = self._router.work(arrival, waits_s, now)
+        self._admission.enqueue(ticket, work, now, capacity)
+        self._asking[ticket] = arrival
+
     def _dispatch(self, now: float) -> None:
-        """Lets in, in order, what the workers are about to read and have room for."""
-        while (place := self._queue.head()) is not None:
-            arrival = place.item
-            counted = min(arrival.prompt_tokens, WINDOW_STEPS * self._chunk // 2)
-            if counted > self._window:
-                return
-            if (chosen := self._router.choose(arrival, now)) is None:
-                self._without_room.add(arrival)
-                return
-            reader, writer = chosen
-            self._queue.take(place)
-            self._window -= counted
-            job = Job(arrival, writer, counted=counted)
-            writer.kv_tokens += job.tokens
-            writer.sequences += 1
-            reader.read(job)
-            self._router.began(reader, job, now)
-            self._asked += arrival.prompt_tokens
+        """Lets in, in order, what the workers are about to read."""
+        if not self._admission.queued:
+            return
+        for ticket in self._admission.admit(now, self._router.capacity(now)):
+            job = self._router.send(self._asking.pop(ticket), ticket, now)
+            self._asked += job.arrival.prompt_tokens
             self._cached += job.cached
-            self._begin_step(reader, now)
+            self._begin_step(job.reader, now)
 
     def _begin_step(self, server: Server, now: float) -> None:
         if not server.busy and (seconds := server.begin()) is not None:
@@ -116,11 +112,13 @@ class _Run:
                 transfer_s = server.pool.timing.transfer_s(job.arrival.prompt_tokens)
                 self._at(now + transfer_s, job.writer, job)
         for job in first:
-            self._window += job.counted
+            self._admission.read(job.ticket, now)
             self._ttft_s.append(now - job.arrival.at_s)
+            self._without_room += job.lacked_room
         for job in done:
             job.writer.kv_tokens -= job.tokens
             job.writer.sequences -= 1
+            self._admission.leave(job.ticket, now, job.arrival.answer_tokens)
             self._router.done(job)
         self._router.stepped(server, now)
 

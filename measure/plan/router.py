@@ -3,20 +3,27 @@ what it was last told. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from coordinator.capacity import FRESH_S
 from coordinator.policy.choose import choose
 from coordinator.policy.estimate import Estimator
 from coordinator.policy.pace import Pace
+from coordinator.policy.readers import pool_of
 from coordinator.policy.snapshot import ModelPolicy, RequestFacts, Snapshot, WorkerView
+from coordinator.policy.ticket import Capacity, Ticket, Work
+from coordinator.policy.turn import work_of
 from coordinator.worker import READING_MEMORY_S
 from measure.plan.server import Job, Server
 from measure.simulation.traces import Arrival
+from pdserve.types import Role
 
 REPORTED_S = 0.5
 """So often workers tell what they did."""
+SEQUENCES = 1024
+"""A worker writes so many at once, at most."""
 
 
 class Router:
@@ -37,9 +44,57 @@ class Router:
         self._pairs = dict.fromkeys(names, ("nixl",))
         self._estimator = Estimator()
         self._turn = 0
+        self._capacity = Capacity()
+        self._stale_at = 0.0
 
-    def choose(self, arrival: Arrival, now: float) -> tuple[Server, Server] | None:
-        """(who reads, who writes); None where whoever would write has no room in its cache."""
+    def capacity(self, now: float) -> Capacity:
+        """What the workers can take, as far as is known; summed up now and then."""
+        if now >= self._stale_at:
+            self._capacity = self._sum_up()
+            self._stale_at = now + FRESH_S
+        return self._capacity
+
+    def _sum_up(self) -> Capacity:
+        free_kv_tokens = sum(it.server.pool.kv_tokens - it.context_tokens for it in self._writers)
+        pools = {}
+        for role, known in ((Role.DECODE, self._writers), (Role.PREFILL, self._readers)):
+            if known:
+                pools[role] = pool_of([it.view() for it in known], self._estimator.estimates)
+        return Capacity(SEQUENCES * len(self._writers), free_kv_tokens, pools)
+
+    def work(self, arrival: Arrival, waits_s: Mapping[Role, float], now: float) -> Work:
+        """What a request waits for, were it its turn now; `waits_s` is how long it is to wait for
+        that, by who would read."""
+        snapshot, facts = self._seen(arrival, now)
+        facts = replace(facts, queue_s=waits_s)
+        return work_of(snapshot, self._policy, facts, arrival.answer_tokens)
+
+    def send(self, arrival: Arrival, ticket: Ticket, now: float) -> Job:
+        """Gives a request to a worker, whose turn it is. As in production, room is promised by
+        whoever writes what others read, and where none of them has any, one of them reads it,
+        too; what a worker reads for itself waits there for room."""
+        snapshot, facts = self._seen(arrival, now)
+        plan = choose(snapshot, self._policy, facts)
+        while plan.prefill and not self._by_id[plan.decode].server.has_room(arrival):
+            facts = replace(facts, full_decode=facts.full_decode | {plan.decode})
+            plan = choose(snapshot, self._policy, facts)
+        writer = self._by_id[plan.decode].server
+        reader = self._by_id[plan.prefill].server if plan.prefill else writer
+        job = Job(
+            arrival,
+            ticket,
+            reader,
+            writer,
+            lacked_room=bool(facts.full_decode and not plan.prefill),
+        )
+        if plan.prefill:
+            writer.promises_room(job)
+        writer.sequences += 1
+        reader.read(job)
+        self._known[reader].give(job, now)
+        return job
+
+    def _seen(self, arrival: Arrival, now: float) -> tuple[Snapshot, RequestFacts]:
         self._turn += 1
         cached = {name: it.server.found(arrival) for name, it in self._by_id.items()}
         snapshot = Snapshot(
@@ -50,21 +105,7 @@ class Router:
             self._estimator.estimates,
             now,
         )
-        facts = RequestFacts(arrival.prompt_tokens, cached_tokens=cached)
-        plan = choose(snapshot, self._policy, facts)
-        while not _has_room(writer := self._by_id[plan.decode].server, arrival):
-            if plan.prefill is None:
-                return None
-            # As in production, another one is asked for room.
-            facts = replace(facts, full_decode=facts.full_decode | {plan.decode})
-            plan = choose(snapshot, self._policy, facts)
-            if plan.prefill is None:
-                return None
-        return writer if plan.prefill is None else self._by_id[plan.prefill].server, writer
-
-    def began(self, reader: Server, job: Job, now: float) -> None:
-        """The job is on its way to be read."""
-        self._known[reader].give(job, now)
+        return snapshot, RequestFacts(arrival.prompt_tokens, cached_tokens=cached)
 
     def read(self, reader: Server, job: Job, now: float) -> None:
         self._known[reader].take(job, now)
@@ -134,8 +175,3 @@ class _Known:
             pool=self.pool,
             reading=self.reading.rate,
         )
-
-
-def _has_room(writer: Server, arrival: Arrival) -> bool:
-    needed = arrival.prompt_tokens + arrival.answer_tokens
-    return not writer.kv_tokens or writer.kv_tokens + needed <= writer.pool.kv_tokens

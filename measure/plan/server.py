@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import takewhile
 
+from coordinator.policy.ticket import Ticket
 from measure.simulation.traces import Arrival
 from pdserve.engine.sim_timing import StepWork, Timing
 from pdserve.types import EngineWork
@@ -30,15 +31,20 @@ class Pool:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request, and who writes its answer. `cached` and `unread` are tokens of its prompt,
-    `counted` those that count for what may be on its way to workers; `read_at` is when it was
-    read, where that is elsewhere."""
+    """One request, who reads its prompt, and who writes its answer.
+
+    `cached` and `unread` are tokens of its prompt; `has_room` says whether its writer's cache has
+    promised it room, and `lacked_room` whether it ever found none; `read_at` is when it was read,
+    where that is elsewhere."""
 
     arrival: Arrival
+    ticket: Ticket
+    reader: Server
     writer: Server
     cached: int = 0
     unread: int = 0
-    counted: int = 0
+    has_room: bool = False
+    lacked_room: bool = False
     read_at: float = 0.0
 
     @property
@@ -89,12 +95,28 @@ class Server:
         """Takes a request whose prompt was read elsewhere."""
         self._joined.append(job)
 
+    def has_room(self, arrival: Arrival) -> bool:
+        """For prompt and answer; an empty cache is enough for anything."""
+        needed = arrival.prompt_tokens + arrival.answer_tokens
+        return not self.kv_tokens or self.kv_tokens + needed <= self.pool.kv_tokens
+
+    def promises_room(self, job: Job) -> bool:
+        """To one that is written here."""
+        job.has_room = self.has_room(job.arrival)
+        if job.has_room:
+            self.kv_tokens += job.tokens
+        else:
+            job.lacked_room = True
+        return job.has_room
+
     def begin(self) -> float | None:
         """Puts the next step together; its seconds, or None where there is nothing to do."""
         budget = self.pool.chunk_tokens
         pairs = 0
         while self._reading and budget:
             job = self._reading[0]
+            if not job.has_room and not job.writer.promises_room(job):
+                break
             chunk = min(job.unread, budget)
             budget -= chunk
             job.unread -= chunk

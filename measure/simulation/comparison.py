@@ -20,7 +20,7 @@ from measure.highest import PRECISION, highest
 from measure.page import Row, Section, table
 from measure.simulation.roofline import GPUS, MODELS
 from measure.simulation.trace_run import Seen, Setup, Summary, Targets, met, simulate, summary
-from measure.simulation.traces import Arrival, bimodal, faster, load, short, spread
+from measure.simulation.traces import Arrival, bimodal, faster, public, short, spread
 from pdserve.types import Mode
 
 SECTION = Section("comparison", "pdserve simulate compare FOLDER --write docs/simulation.md")
@@ -53,13 +53,7 @@ class Traffic:
 
 
 def _first(number: int, pattern: str) -> Callable[[Path], list[Arrival]]:
-    def arrivals(folder: Path) -> list[Arrival]:
-        found = sorted(folder.glob(pattern))
-        if not found:
-            raise FileNotFoundError(f"{folder} holds no {pattern}")
-        return load(found[0])[:number]
-
-    return arrivals
+    return lambda folder: public(folder, pattern)[:number]
 
 
 _MOONCAKE = _first(120, "*conversation*.jsonl")

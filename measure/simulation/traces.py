@@ -55,6 +55,14 @@ def load(path: Path) -> list[Arrival]:
     return arrivals
 
 
+def public(folder: Path, pattern: str) -> list[Arrival]:
+    """The first trace by name in a folder whose name matches. Raises OSError or TraceError."""
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no {pattern}")
+    return load(found[0])
+
+
 def _lines(path: Path) -> Iterator[Arrival]:
     with path.open(encoding="utf-8") as lines:
         first = lines.readline()

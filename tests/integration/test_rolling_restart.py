@@ -49,7 +49,8 @@ class Rolling:
             self.doors.addresses.append(address)
 
     async def replace_worker(self, worker_id: str) -> None:
-        before = (await self.doors.epochs(self.doors.addresses[0]))[worker_id]
+        first = self.doors.addresses[0]
+        before = await self.doors.until_serves(first, worker_id, None, WITHIN_S)
         process = self._workers[worker_id].process
         process.terminate()
         assert await process.wait() == 0

@@ -82,8 +82,8 @@ def test_what_comes_faster_than_it_is_read_waits_ever_longer() -> None:
     # One a second, each of which takes two: the last of 101 begins 100 s late.
     arrivals = [Arrival(float(number), 1_990, 1) for number in range(101)]
     seen = replay(arrivals, None, pool(chunk=1_990))
-    # The 99th percentile of 101 is the second largest.
-    assert seen.ttft_p99_s == pytest.approx(2.0 + 99.0)
+    # The 99th percentile of 101 is the second largest; neighbours may change places in the queue.
+    assert seen.ttft_p99_s == pytest.approx(2.0 + 99.0, abs=2.0)
 
 
 def test_another_worker_halves_the_queue() -> None:
@@ -106,6 +106,15 @@ def test_who_finds_no_room_in_the_cache_waits_for_it() -> None:
     assert seen.without_room == 0.5
     assert seen.ttft_p99_s == pytest.approx(0.11 + 1.0 + 0.11, rel=0.01)
     assert seen.broken(Slo(1.0, 1.0)) is Constraint.KV
+
+
+def test_what_others_cannot_read_for_want_of_room_is_read_by_who_writes() -> None:
+    # 100 + 101 tokens fit once. The second is read at once by the worker that writes, as soon as
+    # there is room: 0.1 s, half a second of transfer and a hundred steps and one after the start.
+    arrivals = [Arrival(0.0, 100, 101), Arrival(0.0, 100, 101)]
+    seen = replay(arrivals, pool(), pool(kv=300))
+    assert seen.without_room == 0.5
+    assert seen.ttft_p99_s == pytest.approx(0.1 + 0.5 + 1.01 + 0.11, rel=0.01)
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -169,7 +169,6 @@ async def test_unknown_model(facade: HttpFacade) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/v1", 404),
         ("GET", "/v1/models/", 404),
         ("POST", "/v1/embeddings", 404),
