@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +18,15 @@ from cli.options import DEFAULT_URL, Key, Url
 if TYPE_CHECKING:
     import httpx
 
-    from measure.eval.result import Paired, Result, Run, Way
+    from measure.eval.result import Graded, Paired, Result, Run, Way
     from measure.eval.run import TokenPrices
 
     Ask = Callable[[httpx.Client, str, list[Way]], Result]
     """Of a server and a model, by each of these ways."""
 
 _LM_EVAL = "lm-eval:"
+_SHOWN = 5
+"""Questions that are named of each kind."""
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SPAN = re.compile(r"(\d+)([smh])")
@@ -39,7 +42,9 @@ Suite = Annotated[
 Modes = Annotated[
     str | None,
     typer.Option(
-        metavar="MODE,MODE", help="Asks each question by each mode, and compares the answers."
+        metavar="MODE,MODE",
+        help="Asks each question by each mode, and compares the answers; a mode that is named "
+        "twice is compared with itself.",
     ),
 ]
 Arms = Annotated[
@@ -97,7 +102,8 @@ def evaluate(  # noqa: PLR0913  (every one is an option)
 ) -> None:
     """Asks any OpenAI-compatible server the questions of a suite and grades its answers.
 
-    Exit status 1 where it got worse: than the baseline, or by one mode or arm than by another.
+    Exit status 1 where it got worse: than the baseline, or by one mode or arm than by another;
+    and where their answers part at no near tie.
     """
     from cli.http import connect, get_json
     from measure.eval.result import Way, from_json
@@ -211,10 +217,28 @@ def tell(result: Result, baseline: Result | None) -> bool:
         compared = paired(first, run)
         print(
             f"  {run.name} beside {first.name}: {compared.alike} of {compared.cases} answers "
-            f"alike; {_words(compared)}"
+            f"alike{_partings(run)}; {_words(compared)}"
         )
-        worse |= compared.differs
+        worse |= compared.differs or bool(run.faults)
     return worse
+
+
+def _partings(run: Run) -> str:
+    parts = []
+    if run.near_ties:
+        parts.append(f"{run.near_ties} at near ties")
+    if run.untold:
+        parts.append(f"{run.untold} untold")
+    if run.faults:
+        parts.append(
+            f"{len(run.faults)} at no near tie ({_some(_place(one) for one in run.faults)})"
+        )
+    return f"; parted: {', '.join(parts)}" if parts else ""
+
+
+def _place(answer: Graded) -> str:
+    assert answer.parted is not None
+    return f"{answer.id} after {answer.parted.at} tokens, {answer.parted.gap:.3g} apart"
 
 
 def _figures(run: Run, currency: str) -> str:
@@ -236,11 +260,16 @@ def _words(compared: Paired) -> str:
     if compared.differs:
         verdict = "worse" if compared.is_worse else "better"
     parts = [
-        f"{len(ids)} {what} ({', '.join(ids[:5])}{', …' if len(ids) > 5 else ''})"
+        f"{len(ids)} {what} ({_some(ids)})"
         for ids, what in ((compared.lost, "lost"), (compared.won, "won"))
         if ids
     ]
     return f"{', '.join(parts)}: {verdict} (p = {compared.p_value:.3g})"
+
+
+def _some(names: Iterable[str]) -> str:
+    first = list(islice(names, _SHOWN + 1))
+    return ", ".join(first[:_SHOWN] + ["…"] * (len(first) > _SHOWN))
 
 
 def _names(text: str | None) -> list[str]:

@@ -47,13 +47,16 @@ def run(client: httpx.Client, tasks: Tasks, model: str, ways: Sequence[Way]) -> 
     """One way after another. Raises ConfigError where lm-eval is missing, or fails."""
     program = _found()
     began = time.time()
-    ids = {way: f"eval-{uuid.uuid4().hex}" for way in ways}
-    samples = {way: _samples(program, client, tasks, model, way, ids[way]) for way in ways}
+    asked = [(way, f"eval-{uuid.uuid4().hex}") for way in ways]
+    samples = [_samples(program, client, tasks, model, way, own) for way, own in asked]
     currency, costs = ledger(client, began - LEDGER_LAG_S)
-    runs = tuple(Run(way, _priced(graded(samples[way]), ids[way], costs)) for way in ways)
+    runs = tuple(
+        Run(way, _priced(graded(found), own, costs))
+        for (way, own), found in zip(asked, samples, strict=True)
+    )
     at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
     name = f"lm-eval:{','.join(tasks.names)}"
-    return Result(name, digest(samples[ways[0]]), model, at, currency, runs)
+    return Result(name, digest(samples[0]), model, at, currency, runs)
 
 
 def graded(samples: Iterable[dict[str, Any]]) -> tuple[Graded, ...]:

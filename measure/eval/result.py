@@ -7,6 +7,7 @@ from math import comb
 
 import msgspec
 
+from measure.eval.parting import Parting
 from pdserve.errors import ConfigError
 
 ALPHA = 0.05
@@ -16,7 +17,7 @@ ALPHA = 0.05
 class Graded(msgspec.Struct, frozen=True):
     """One answer. `mode` and `arm` are those that the server named, empty where it did not;
     `failure` says why there is no answer. `cost` is in the currency of the result, None where
-    nobody told."""
+    nobody told. `parted` is where the text leaves the first run's, None where it does not."""
 
     id: str
     request_id: str
@@ -29,6 +30,7 @@ class Graded(msgspec.Struct, frozen=True):
     arm: str = ""
     failure: str = ""
     cost: float | None = None
+    parted: Parting | None = None
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -66,6 +68,29 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def failed(self) -> int:
         return sum(bool(answer.failure) for answer in self.answers)
+
+    @property
+    def near_ties(self) -> int:
+        """Answers that leave those of the first run where chance of rounding explains it."""
+        return sum(
+            answer.parted is not None and answer.parted.is_near_tie for answer in self.answers
+        )
+
+    @property
+    def untold(self) -> int:
+        """Those of which nothing tells whether it does."""
+        return sum(
+            answer.parted is not None and answer.parted.gap is None for answer in self.answers
+        )
+
+    @property
+    def faults(self) -> tuple[Graded, ...]:
+        """Those of which it does not."""
+        return tuple(
+            answer
+            for answer in self.answers
+            if answer.parted is not None and answer.parted.is_fault
+        )
 
     @property
     def cost(self) -> float | None:

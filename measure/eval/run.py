@@ -14,8 +14,11 @@ import httpx
 import msgspec
 
 from measure.eval import grade
+from measure.eval.parting import TOP, Position, parting
 from measure.eval.result import Graded, Result, Run, Way
 from measure.eval.suite import Case, Suite
+
+_Answer = tuple[Graded, list[Position]]
 
 LEDGER_LAG_S = 5.0
 """Charges are dated by the server's clock, which may be behind ours."""
@@ -40,17 +43,27 @@ def run(
     look.
 
     One request at a time: at temperature 0 a crowd may turn near ties of the best tokens, and
-    answers that are to be compared must not depend on it. Raises httpx.HTTPError where nobody
-    answers at all.
+    answers that are to be compared must not depend on it. Nor must they depend on what the
+    prefix caches hold, so that of several ways each has a cache salt of its own. Raises
+    httpx.HTTPError where nobody answers at all.
     """
     began = time.time()
-    answers: dict[Way, list[Graded]] = {way: [] for way in ways}
-    for case in suite.cases:  # in turn: what changes meanwhile meets all ways alike
-        for way in ways:
-            answers[way].append(_ask(client, suite, case, model, way))
+    salts: list[str | None] = [None]
+    if len(ways) > 1:
+        salts = [uuid.uuid4().hex for _ in ways]
+    asked = [  # in turn: what changes meanwhile meets all ways alike
+        _beside_the_first(
+            [
+                _ask(client, case, _body(suite, case, model, salt), way)
+                for way, salt in zip(ways, salts, strict=True)
+            ]
+        )
+        for case in suite.cases
+    ]
     currency, costs = ("", {}) if prices else ledger(client, began - LEDGER_LAG_S)
     runs = tuple(
-        Run(way, tuple(_priced(answer, prices, costs) for answer in answers[way])) for way in ways
+        Run(way, tuple(_priced(answer, prices, costs) for answer in answers))
+        for way, answers in zip(ways, zip(*asked, strict=True), strict=True)
     )
     at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
     return Result(suite.name, suite.digest, model, at, currency, runs)
@@ -67,19 +80,39 @@ def is_right(case: Case, text: str) -> bool:
     return grade.chooses(text, case.choice.options, case.choice.answer)
 
 
-def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, way: Way) -> Graded:
+def _body(suite: Suite, case: Case, model: str, salt: str | None) -> dict[str, Any]:
+    """With a salt, of a request whose answer is compared with another's, token by token."""
+    body = suite.body(case, model)
+    if salt is None:
+        return body
+    shows = {"logprobs": True, "top_logprobs": TOP} if not body["temperature"] else {}
+    return {"cache_salt": salt, **shows, **body}
+
+
+def _beside_the_first(asked: list[_Answer]) -> list[Graded]:
+    (first, its), *_ = asked
+    return [
+        msgspec.structs.replace(answer, parted=parting(its, positions))
+        if answer.text != first.text and not (answer.failure or first.failure)
+        else answer
+        for answer, positions in asked
+    ]
+
+
+def _ask(client: httpx.Client, case: Case, body: dict[str, Any], way: Way) -> _Answer:
     request_id = f"eval-{uuid.uuid4().hex}"
     headers = {"x-request-id": request_id, **way.headers}
     began = time.monotonic()
-    response = client.post("/v1/chat/completions", json=suite.body(case, model), headers=headers)
+    response = client.post("/v1/chat/completions", json=body, headers=headers)
     seconds = time.monotonic() - began
     if not response.is_success:
         failure = f"HTTP {response.status_code}: {response.text[:200]}"
-        return Graded(case.id, request_id, False, "", seconds=seconds, failure=failure)
-    body = response.json()
-    text = body["choices"][0]["message"]["content"] or ""
-    usage = body.get("usage") or {}
-    return Graded(
+        return Graded(case.id, request_id, False, "", seconds=seconds, failure=failure), []
+    told = response.json()
+    choice = told["choices"][0]
+    text = choice["message"]["content"] or ""
+    usage = told.get("usage") or {}
+    graded = Graded(
         case.id,
         request_id,
         is_right(case, text),
@@ -90,6 +123,18 @@ def _ask(client: httpx.Client, suite: Suite, case: Case, model: str, way: Way) -
         response.headers.get("x-pdserve-mode", ""),
         response.headers.get("x-pdserve-arm", ""),
     )
+    return graded, _positions(choice)
+
+
+def _positions(choice: dict[str, Any]) -> list[Position]:
+    """None where the server shows no log probabilities."""
+    return [
+        Position(
+            one["token"],
+            {each["token"]: each["logprob"] for each in (one, *one["top_logprobs"])},
+        )
+        for one in (choice.get("logprobs") or {}).get("content") or ()
+    ]
 
 
 def ledger(client: httpx.Client, since: float) -> tuple[str, dict[str, float]]:
