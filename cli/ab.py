@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +34,6 @@ class ArmMode(StrEnum):
 
 
 _DAY_S = 86_400.0
-_WIDTH = 120
-"""Of what is no terminal: enough for a report's tables."""
 
 ModelName = Annotated[
     str | None, typer.Option("--model", help="Whose experiment; default: the only model's.")
@@ -152,11 +149,11 @@ def stop(model: ModelName = None, url: Url = DEFAULT_URL, key: Key = None) -> No
 
 def show(markdown: str) -> None:
     """As text with tables, also where it goes on to a pipe or a file."""
-    from rich.console import Console
     from rich.markdown import Markdown
 
-    width = None if sys.stdout.isatty() else _WIDTH
-    Console(width=width).print(Markdown(markdown))
+    from cli.console import console
+
+    console().print(Markdown(markdown))
 
 
 def _line(told: dict[str, Any]) -> str:

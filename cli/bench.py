@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.failure import CliError
-from cli.options import DEFAULT_URL, ITL_P99, TTFT_P99, ItlP99, Key, TtftP99
+from cli.options import DEFAULT_URL, ITL_P99, TTFT_P99, URL_VARIABLE, ItlP99, Key, TtftP99
 
 if TYPE_CHECKING:
     from measure.bench.arrivals import Arrivals
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 Targets = Annotated[
     list[str] | None,
-    typer.Option("--target", metavar="NAME=URL", help="What is measured; several take turns."),
+    typer.Option(
+        "--target",
+        metavar="NAME=URL",
+        help=f"Several take turns; default: the coordinator at {URL_VARIABLE}, or on this machine.",
+    ),
 ]
 Headers = Annotated[
     list[str] | None,
@@ -73,6 +78,7 @@ def bench(  # noqa: PLR0913  (one option each)
     from cli import quantities
     from cli.bench_progress import Shown
     from cli.bench_table import picture
+    from cli.console import console
     from measure import machine
     from measure.bench.document import SCHEMA, Document, Target
     from measure.bench.targets import Load, measure
@@ -81,7 +87,8 @@ def bench(  # noqa: PLR0913  (one option each)
 
     if page is not None:
         _need_matplotlib()
-    targets = _targets(target or [f"pdserve={DEFAULT_URL}"], header or [], model, key)
+    ours = os.environ.get(URL_VARIABLE, DEFAULT_URL)
+    targets = _targets(target or [f"pdserve={ours}"], header or [], model, key)
     slo = Slo(quantities.duration(ttft_p99), quantities.duration(itl_p99))
     arrivals = _arrivals(traffic, prompt_tokens, answer_tokens)
     load = Load(arrivals, quantities.rate(rate), seconds, warm_up, slo, seed)
@@ -105,7 +112,7 @@ def bench(  # noqa: PLR0913  (one option each)
             for it in found
         ],
     )
-    Console().print(picture(document.targets))
+    console().print(picture(document.targets))
     _write(document, output, page)
 
 

@@ -1,4 +1,5 @@
-"""How every failure of the command looks: one line on standard error, and exit code 1."""
+"""How every failure of the command looks: one line on standard error, and exit code 1. Without a
+verb there is the help instead."""
 
 from __future__ import annotations
 
@@ -32,9 +33,18 @@ class OneLineErrors(TyperGroup):
         except Exception as error:
             if os.environ.get("PDSERVE_DEBUG") == "1":
                 raise
-            print(f"pdserve: error: {one_line(error)}", file=sys.stderr)
+            if _is_help(error):
+                print(error)
+            else:
+                print(f"pdserve: error: {one_line(error)}", file=sys.stderr)
             code = 1
         sys.exit(code)
+
+
+def _is_help(error: Exception) -> bool:
+    """Whether a group was called without a verb: its help is raised then."""
+    context = getattr(error, "ctx", None)
+    return context is not None and str(error) == context.get_help()
 
 
 def one_line(error: Exception) -> str:

@@ -49,7 +49,8 @@ class PrecisionName(StrEnum):
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file of settings.")
 ]
-Url = Annotated[str, typer.Option(envvar="PDSERVE_URL", help="Where the coordinator listens.")]
+URL_VARIABLE = "PDSERVE_URL"
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Where the coordinator listens.")]
 Key = Annotated[
     str | None, typer.Option("--key", envvar="PDSERVE_KEY", help="API key, where keys are used.")
 ]

@@ -130,12 +130,11 @@ def plan(  # noqa: PLR0913  (one option each)
     if as_json:
         print(json.dumps(_document(sizing, levers, wanted, headroom, gpu_hour), indent=2))
         return
-    from rich.console import Console
-
+    from cli.console import console
     from cli.plan_table import picture
 
     price = f"${gpu_hour:,.2f} an hour of a GPU{' (assumed)' if gpu_price is None else ''}"
-    Console().print(picture(sizing, levers, (wanted, headroom, price), budget))
+    console().print(picture(sizing, levers, (wanted, headroom, price), budget))
 
 
 def _measured(

@@ -40,14 +40,15 @@ def status(
         if as_json:
             print(json.dumps(fleet, indent=2))
             return
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console()
+        from cli.console import console
+
+        out = console()
         if once or not sys.stdout.isatty():
-            console.print(picture(fleet))
+            out.print(picture(fleet))
             return
-        with Live(picture(fleet), console=console, auto_refresh=False, screen=True) as live:
+        with Live(picture(fleet), console=out, auto_refresh=False, screen=True) as live:
             while True:
                 time.sleep(_REFRESH_S)
                 live.update(picture(get_json(client, "/fleet")), refresh=True)
@@ -138,7 +139,7 @@ def _pairs(fleet: dict[str, Any]) -> Table:
 
 def _estimates(fleet: dict[str, Any]) -> Table:
     """What routing believes that the workers take; with a question mark until it is learnt."""
-    table = _table("model", "time of")
+    table = _table("model", "time in ms of")
     for name in ("step", "+1k prompt", "+1k² pairs", "+answer", "+1k context"):
         table.add_column(name, justify="right")
     table.caption = _ESTIMATES
@@ -148,23 +149,24 @@ def _estimates(fleet: dict[str, Any]) -> Table:
             table.add_row(
                 "" if at else model,
                 pool,
-                _time(it["step_s"], reads or writes),
-                _time(it["token_s"] * 1e3, reads),
-                _time(it["pair_s"] * 1e6, reads),
-                _time(it["sequence_s"], writes),
-                _time(it["context_s"] * 1e3, writes),
+                _ms(it["step_s"], reads or writes),
+                _ms(it["token_s"] * 1e3, reads),
+                _ms(it["pair_s"] * 1e6, reads),
+                _ms(it["sequence_s"], writes),
+                _ms(it["context_s"] * 1e3, writes),
             )
         moved = known["hand_over"]
         row = (
-            _time(moved["base_s"], moved["learnt"]),
-            _time(moved["token_s"] * 1e3, moved["learnt"]),
+            _ms(moved["base_s"], moved["learnt"]),
+            _ms(moved["token_s"] * 1e3, moved["learnt"]),
         )
         table.add_row("", "hand-over", *row)
     return table
 
 
-def _time(seconds: float, learnt: bool) -> str:
-    words = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+def _ms(seconds: float, learnt: bool) -> str:
+    ms = seconds * 1000
+    words = f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
     return words if learnt else f"{words} ?"
 
 

@@ -40,9 +40,9 @@ def trace(
     if as_json:
         print(json.dumps(timeline, indent=2))
         return
-    from rich.console import Console
+    from cli.console import console
 
-    Console().print(picture(timeline))
+    console().print(picture(timeline))
 
 
 def picture(timeline: dict[str, Any]) -> Group:

@@ -35,6 +35,7 @@ class By(StrEnum):
 
 
 _WIDTH = 120
+_TO_SECONDS = len("2026-11-30T12:00:00")
 _WAIT_S = 70.0
 """For the ledger: what it writes and what it reads may each wait half a minute for its database."""
 _NO_PRICE = (
@@ -112,6 +113,10 @@ def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
+def _word(name: str, value: Any) -> str:
+    return str(value)[:_TO_SECONDS] if name == "at" else str(value)
+
+
 def picture(told: dict[str, Any]) -> Table:
     """The rows as a table; money is in the ledger's currency, and "-" what had no price."""
     from rich.box import SIMPLE_HEAD
@@ -120,7 +125,7 @@ def picture(told: dict[str, Any]) -> Table:
 
     by = told["by"]
     if by == By.REQUEST:
-        names = {"at": "at", "request_id": "request", "tenant": "tenant", "mode": "mode"}
+        names = {"at": "at (UTC)", "request_id": "request", "tenant": "tenant", "mode": "mode"}
         counts, costs = _TOKENS, {"cost": told["currency"]}
     else:
         names = {by: by}
@@ -138,7 +143,7 @@ def picture(told: dict[str, Any]) -> Table:
         table.add_column(title, justify="right")
     for row in told["rows"]:
         table.add_row(
-            *(escape(str(row[name])) or "-" for name in names),
+            *(escape(_word(name, row[name])) or "-" for name in names),
             *(f"{row[name]:,}" for name in counts),
             *("-" if row[name] is None else f"{row[name]:,.4g}" for name in costs),
         )

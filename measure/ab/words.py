@@ -20,7 +20,8 @@ def render(experiment: Experiment, comparisons: list[Comparison]) -> str:
     for one in comparisons:
         parts += [
             f"**{one.first.name} or {one.other.name}: {one.verdict}**",
-            f"{one.blocks} blocks, {one.requests:,} requests; {_capacity(one)}",
+            f"{_several(one.blocks, 'block')}, {_several(one.requests, 'request')}; "
+            f"{_capacity(one)}",
             _table(one),
         ]
     parts.append(
@@ -34,6 +35,10 @@ def render(experiment: Experiment, comparisons: list[Comparison]) -> str:
         )
     )
     return "\n\n".join(parts)
+
+
+def _several(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def _capacity(one: Comparison) -> str:

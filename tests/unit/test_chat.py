@@ -179,9 +179,9 @@ def test_the_fleet_fits_a_terminal_of_80_columns() -> None:
         "in 4 s",
         "[other] layout",
         "no proven pair",
-        "12.3 ms",
-        "1.23 s",
-        "0.123 ms ?",
+        " 12.3 ",
+        "1,230 ",
+        "0.123 ?",
         "?: a guess",
         "7",
     ):

@@ -126,6 +126,19 @@ def test_a_rate_that_is_none_is_told_before_anything_starts() -> None:
     assert said.startswith("gateway.rate")
 
 
+@pytest.mark.parametrize("group", [(), ("ab",), ("keys",), ("simulate",)])
+def test_without_a_verb_there_is_the_help(group: tuple[str, ...]) -> None:
+    told = run.invoke(app, group)
+    assert told.stderr == ""
+    assert told.stdout == run.invoke(app, [*group, "--help"]).stdout
+
+
+@pytest.mark.parametrize("args", [("bench",), ("bench", "--target", "mine=http://127.0.0.1:1")])
+def test_a_load_test_goes_where_other_verbs_go(args: tuple[str, ...]) -> None:
+    said = failure(*args, PDSERVE_URL="http://127.0.0.1:1/v1")
+    assert said.startswith("no coordinator answers at http://127.0.0.1:1:")
+
+
 @pytest.mark.parametrize(
     ("verb", "options"),
     [

@@ -73,6 +73,7 @@ def test_single_requests_are_shown_by_their_id() -> None:
     text = shown("request", of_requests([charge(record())]))
     assert "r1" in text
     assert "disaggregated" in text
+    assert " 1970-01-01T00:00:00 " in text
 
 
 def test_csv_has_a_line_for_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
