@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.console import console
 from cli.failure import CliError
 from cli.options import DEFAULT_URL, ITL_P99, TTFT_P99, URL_VARIABLE, ItlP99, Key, TtftP99
 
@@ -78,7 +79,6 @@ def bench(  # noqa: PLR0913  (one option each)
     from cli import quantities
     from cli.bench_progress import Shown
     from cli.bench_table import picture
-    from cli.console import console
     from measure import machine
     from measure.bench.document import SCHEMA, Document, Target
     from measure.bench.targets import Load, measure
@@ -87,8 +87,7 @@ def bench(  # noqa: PLR0913  (one option each)
 
     if page is not None:
         _need_matplotlib()
-    ours = os.environ.get(URL_VARIABLE, DEFAULT_URL)
-    targets = _targets(target or [f"pdserve={ours}"], header or [], model, key)
+    targets = _targets(target or [_ours()], header or [], model, key)
     slo = Slo(quantities.duration(ttft_p99), quantities.duration(itl_p99))
     arrivals = _arrivals(traffic, prompt_tokens, answer_tokens)
     load = Load(arrivals, quantities.rate(rate), seconds, warm_up, slo, seed)
@@ -114,6 +113,10 @@ def bench(  # noqa: PLR0913  (one option each)
     )
     console().print(picture(document.targets))
     _write(document, output, page)
+
+
+def _ours() -> str:
+    return f"pdserve={os.environ.get(URL_VARIABLE, DEFAULT_URL)}"
 
 
 def _need_matplotlib() -> None:

@@ -106,10 +106,10 @@ def evaluate(  # noqa: PLR0913  (every one is an option)
     and where their answers part at no near tie.
     """
     from cli.http import connect, get_json
-    from measure.eval.result import Way, from_json
+    from measure.eval.result import Way
 
     ways = [Way(mode=it) for it in _names(modes)] + [Way(arm=it) for it in _names(arms)] or [Way()]
-    known = from_json(_read(baseline)) if baseline else None
+    known = _read(baseline) if baseline else None
     if suite.startswith(_LM_EVAL):
         names = _names(suite.removeprefix(_LM_EVAL))
         ask = _asks_lm_eval(names, limit, tokenizer, tasks, _prices(prices))
@@ -276,11 +276,16 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path) -> Result:
+    from measure.eval.result import from_json
+    from pdserve.errors import ConfigError
+
     try:
-        return file.read_bytes()
+        return from_json(file.read_bytes())
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from None
+    except ConfigError as error:
+        raise CliError(f"{file}: {error}") from None
 
 
 def _write(file: Path, result: Result) -> None:

@@ -121,10 +121,12 @@ def load(name: str) -> Suite:
     else:
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ConfigError(
-                f"suite {name}: {error}; {', '.join(packaged())} come with pdserve"
+                f"suite {name}: {error.strerror}; with pdserve come: {', '.join(packaged())}"
             ) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"suite {name}: {error}") from None
     try:
         return Suite.model_validate(yaml.safe_load(text))
     except yaml.YAMLError as error:
