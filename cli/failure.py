@@ -49,7 +49,13 @@ def _is_help(error: Exception) -> bool:
 
 def one_line(error: Exception) -> str:
     """The error in one line."""
+    from pydantic import ValidationError
+
+    from pdserve.section import in_words
+
     if isinstance(error, TyperException):
+        if isinstance(error.__cause__, ValidationError):  # of a flag, by pydantic in typer
+            error.message = in_words(error.__cause__)
         text = error.format_message()
     elif isinstance(error, _TOLD):
         text = str(error)
