@@ -8,7 +8,8 @@ are those of the trace: nothing is assumed of their distributions, as M/G/k woul
 answer of a request are promised room in a KV cache before it begins.
 
 Left out is what the simulation has besides: the protocol, loads that are known late, lengths of
-answers that nobody knows beforehand. It takes some thousandth of the simulation's time.
+answers that nobody knows beforehand. It takes a fifth to a tenth of the
+simulation's time.
 """
 
 from __future__ import annotations
