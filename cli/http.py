@@ -69,6 +69,8 @@ def check(response: httpx.Response) -> None:
         message = error_text(response.json())
     except ValueError:
         message = response.reason_phrase
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        message += "; this command takes it from PDSERVE_KEY, or as --key"
     raise CliError(f"{message} (HTTP {response.status_code})")
 
 

@@ -230,6 +230,7 @@ pdserve is ready: {http}/v1 (OpenAI API) and {endpoints.grpc} (gRPC)
       {endpoints.grpc} pdserve.v1.InferenceService/Chat
 
   In another terminal: {command} chat{url}, {command} status{url}
+  Dashboard: {http}/dashboard
   Metrics:
 {metrics}
   Logs: {endpoints.log_dir}

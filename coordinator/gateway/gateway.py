@@ -76,6 +76,7 @@ def require_keys(http: Listen, grpc: Listen, config: GatewayConfig) -> None:
     for name, listen in (("http", http), ("grpc", grpc)):
         if not listen.is_loopback:
             raise ConfigError(
-                f"{name} listens on {listen.address} without API keys: set gateway.keys_file, "
-                "or gateway.allow_anonymous for a trusted network"
+                f"{name} listens on {listen.address} without API keys: give a --keys-file, which "
+                "`pdserve keys new` makes (coordinator.gateway.keys_file), or set "
+                "coordinator.gateway.allow_anonymous for a trusted network"
             )

@@ -93,6 +93,12 @@ def test_what_is_no_coordinator_is_told() -> None:
         check(httpx.Response(404))
 
 
+def test_whoever_has_no_key_is_told_where_it_goes() -> None:
+    refused = httpx.Response(401, json={"error": {"message": "no API key"}})
+    with pytest.raises(CliError, match=r"no API key; .* PDSERVE_KEY, or as --key"):
+        check(refused)
+
+
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_an_address_as_sdks_take_it_will_do(end: str) -> None:
     with connect(f"http://127.0.0.1:8000{end}", key=None) as to:

@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from cli import keys
+from cli import bench, keys
 from cli.main import app
 from cli.options import named_model, nest
 from cli.quantities import duration
@@ -135,6 +135,11 @@ def test_without_a_verb_there_is_the_help(group: tuple[str, ...]) -> None:
     told = run.invoke(app, group)
     assert told.stderr == ""
     assert told.stdout == run.invoke(app, [*group, "--help"]).stdout
+
+
+def test_a_page_without_matplotlib_names_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+    assert "`make install`" in failure("bench", "--html", "page.html")
 
 
 @pytest.mark.parametrize("args", [("bench",), ("bench", "--target", "mine=http://127.0.0.1:1")])

@@ -126,6 +126,7 @@ def test_the_welcome_names_keys_and_ports_that_are_needed() -> None:
 def test_the_welcome_s_example_shows_the_way_it_went() -> None:
     text = welcome(ENDPOINTS)
     assert "curl -i http://127.0.0.1:8000/v1/chat/completions" in text
+    assert "http://127.0.0.1:8000/dashboard" in text
     assert "-H 'x-pdserve-mode: disaggregated'" in text
     assert text.count("temperature") == 2
 
