@@ -6,13 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
 
 from pdserve import models
+from tests.support.patience import eventually
 
 START_S = 400.0
 TOOL_PARSER = "hermes"
@@ -62,13 +62,11 @@ def vllm_server(model: str) -> Iterator[httpx.Client]:
 
 
 def _await_health(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+    def healthy() -> bool:
         assert process.poll() is None, "vLLM's API server has ended"
         try:
-            if client.get("/health").status_code == 200:
-                return
+            return client.get("/health").status_code == 200
         except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(f"vLLM's API server is not there after {START_S} s")
+            return False
+
+    assert eventually(healthy, START_S, 0.5), f"vLLM's API server is not there after {START_S} s"

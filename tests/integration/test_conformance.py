@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
@@ -18,7 +19,9 @@ from tests.support.second_coordinator import second_coordinator
 
 @pytest.mark.timeout(900)
 def test_every_way_to_ask_answers_alike() -> None:
-    system = RunningSystem("--engine", "sim", "--port", "0", "--grpc-port", "0")
+    # Answers of a step a millisecond: there are a thousand of them.
+    env = {**os.environ, "PDSERVE_WORKER__SIM__DECODE_STEP_S": "0.001"}
+    system = RunningSystem("--engine", "sim", "--port", "0", "--grpc-port", "0", env=env)
     try:
         with (
             Fleet(system, system.wait_for("ready")) as nixl,

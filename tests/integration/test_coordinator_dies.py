@@ -14,7 +14,7 @@ from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.support.asking import LONG_TEXT
 from tests.support.coordinator_process import Running, coordinator
-from tests.support.patience import WITHIN_S, within
+from tests.support.patience import WITHIN_S, happens, within
 from tests.support.sim_fleet import MODEL
 from tests.support.worker_process import idle, worker_process
 
@@ -75,9 +75,12 @@ async def test_what_it_asked_for_is_freed_and_another_carries_on(
         assert {answer.status_code for answer in answers} == {200}
         if number is signal.SIGSTOP:
             first.process.send_signal(signal.SIGCONT)
+
+            async def answers_again() -> bool:
+                return (await ask(addresses[0], "disaggregated", "Hi", 4)).status_code == 200
+
             # Its workers are found lost, and proven anew.
-            while (await ask(addresses[0], "disaggregated", "Hi", 4)).status_code != 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+            assert await happens(answers_again, WITHIN_S, 0.1)
         for task in asking:
             task.cancel()
             with suppress(httpx.TransportError, asyncio.CancelledError):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from coordinator.policy.prefix import AGES_TO_CONFIRM, PromptBlocks
 from coordinator.prompts import ByteEncoder
-from pdserve.clock import RealClock
 from pdserve.types import Mode, TextPrompt
 from tests.support.asking import LONG_TEXT, decode, http_whole, prefill
-from tests.support.patience import WITHIN_S
+from tests.support.patience import WITHIN_S, happens
 from tests.support.sim_fleet import FAST, MODEL, SimFleet, sim_fleet
 
 SMALL = FAST.model_copy(update={"kv_capacity_tokens": 2_048})
@@ -25,10 +22,11 @@ def believed(fleet: SimFleet, text: str) -> dict[str, int]:
 
 async def until_believed(fleet: SimFleet, text: str, workers: set[str], tokens: int) -> None:
     """Each of the workers, and no other, is believed to save so many."""
-    clock = RealClock()
-    async with asyncio.timeout(WITHIN_S):
-        while believed(fleet, text) != dict.fromkeys(workers, tokens):
-            await clock.sleep(0.01)
+
+    async def so() -> bool:
+        return believed(fleet, text) == dict.fromkeys(workers, tokens)
+
+    assert await happens(so, WITHIN_S)
 
 
 async def test_both_sides_of_a_hand_off_tell_what_they_hold() -> None:

@@ -17,9 +17,11 @@ from pdserve.config import Listen
 from pdserve.metrics import metrics_server
 from pdserve.types import Role
 from tests.support.monitoring import RULES, dashboard_expressions, names_of, names_used, rules
-from tests.support.patience import WITHIN_S
+from tests.support.patience import WITHIN_S, happens
 from tests.support.sim_fleet import MODEL, SimFleetWorker, sim_fleet
 from tests.support.tools import tool
+
+SCRAPE_S = 1
 
 
 class Prometheus:
@@ -33,22 +35,24 @@ class Prometheus:
 
     async def until(self, path: str, condition: Callable[[Any], bool], **params: str) -> Any:
         """What it answers once the condition holds. It has no way to tell of news: it is asked."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                try:
-                    told = await self.get(path, **params)
-                    if condition(told):
-                        return told
-                except httpx.TransportError:
-                    pass  # still starting
-                await asyncio.sleep(0.1)
+
+        async def told() -> Any:
+            try:
+                answer = await self.get(path, **params)
+            except httpx.TransportError:
+                return None  # still starting
+            return answer if condition(answer) else None
+
+        answer = await happens(told, WITHIN_S, SCRAPE_S / 10)
+        assert answer is not None, f"never so: {path} {params}"
+        return answer
 
 
 @asynccontextmanager
 async def prometheus(folder: Path, targets: list[str]) -> AsyncIterator[Prometheus]:
     """Scrapes the targets, host:port, every second; left, its process is gone."""
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": [str(RULES)],
         "scrape_configs": [{"job_name": "pdserve", "static_configs": [{"targets": targets}]}],
     }

@@ -30,7 +30,7 @@ from cli import ports
 from pdserve.config import SimConfig
 from pdserve.types import Role
 from tests.ledger.child import coordinator
-from tests.support.patience import WITHIN_S
+from tests.support.patience import WITHIN_S, happens
 from tests.support.sim_fleet import MODEL, SimFleetWorker
 
 SIM = SimConfig(prefill_token_s=0.0, decode_step_s=0.002, transfer_token_s=0.0)
@@ -124,10 +124,10 @@ class Killing:
         """One that ends as it should, and leaves nothing to post."""
         process = self._start(workers)
         try:
-            async with httpx.AsyncClient(base_url=self._base, trust_env=False) as client:
-                async with asyncio.timeout(WITHIN_S):
-                    while not await self._asked(client, "last"):  # noqa: ASYNC110
-                        await asyncio.sleep(GONE_FOR_S)
+            async with httpx.AsyncClient(
+                base_url=self._base, trust_env=False, timeout=WITHIN_S
+            ) as client:
+                assert await happens(lambda: self._asked(client, "last"), WITHIN_S, GONE_FOR_S)
         finally:
             await _end(process, signal.SIGTERM)
         assert not list(_journal(self._folder))

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 
 from tests.support.asking import TEXT, events
+from tests.support.patience import happens
 
+LOOK_S = 0.2
 SERVING = ("ready", "loaded")
 """The states of workers that may be given work."""
 
@@ -107,8 +109,11 @@ class Doors:
     ) -> str:
         """The epoch of the process of the worker that this coordinator has proven, once there is
         one other than that of `not_in`."""
-        async with asyncio.timeout(within_s):
-            while (epoch := (await self.epochs(address)).get(worker_id)) in {None, not_in}:  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
-        assert epoch is not None
+
+        async def proven() -> str | None:
+            epoch = (await self.epochs(address)).get(worker_id)
+            return None if epoch == not_in else epoch
+
+        epoch = await happens(proven, within_s, LOOK_S)
+        assert epoch is not None, f"{address} has not proven {worker_id}"
         return epoch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -16,6 +14,7 @@ import openai
 from pdserve.v1 import generation_pb2 as generation
 from pdserve.v1 import inference_pb2 as inference
 from pdserve.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.support.patience import eventually
 from tests.support.running_system import Event, RunningSystem, sample
 
 Surface = Literal["http", "grpc"]
@@ -164,7 +163,4 @@ def _answer(text: str, route: generation.Route, usage: generation.Usage) -> Answ
 
 def until(condition: Callable[[], bool], timeout: float = TIMEOUT_S) -> None:
     """For what only an outside look can tell, such as a peer's metrics."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.05)
+    assert eventually(condition, timeout, 0.05), "waited in vain"

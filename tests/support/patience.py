@@ -1,6 +1,8 @@
 """Waiting for what must happen, within a time that a busy machine does not shorten.
 
 It is counted in pauses of this very process: while the machine gives it none, no time passes.
+Whatever tells of itself is waited for by its event; the rest, in other processes and threads, is
+asked for again and again, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -36,20 +38,19 @@ async def within(seconds: float) -> AsyncIterator[None]:
             counting.cancel()
 
 
-async def happens(condition: Callable[[], Awaitable[bool]], within_s: float) -> bool:
-    """Whether it does so in time; it is asked again and again."""
-    for _ in range(round(within_s / TICK_S)):
-        if await condition():
-            return True
-        await asyncio.sleep(TICK_S)
-    return await condition()
+async def happens(ask: Callable[[], Awaitable[T]], within_s: float, every_s: float = TICK_S) -> T:
+    """The first answer that is true, or the last one where none is in time."""
+    for _ in range(round(within_s / every_s)):
+        if answer := await ask():
+            return answer
+        await asyncio.sleep(every_s)
+    return await ask()
 
 
-def eventually(ask: Callable[[], T], within_s: float) -> T:
-    """What threads or other processes bring about: the first answer that is true, or the last one
-    where none is in time."""
-    for _ in range(round(within_s / TICK_S)):
+def eventually(ask: Callable[[], T], within_s: float, every_s: float = TICK_S) -> T:
+    """As `happens`, where there is no event loop."""
+    for _ in range(round(within_s / every_s)):
         if answer := ask():
             return answer
-        threading.Event().wait(TICK_S)
+        threading.Event().wait(every_s)
     return ask()

@@ -28,7 +28,7 @@ from coordinator.gateway.usage import (
 from coordinator.policy.pricing import cost_nano
 from pdserve.config_ledger import MAX_PRICE, LedgerConfig, Prices
 from pdserve.errors import ConfigError
-from tests.support.patience import WITHIN_S
+from tests.support.patience import WITHIN_S, happens
 from tests.support.postgres import binaries, postgres
 from tests.unit.test_pricing import charge, record
 
@@ -92,9 +92,11 @@ class Kept:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """What a thread does is looked for."""
-        async with asyncio.timeout(WITHIN_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+
+        async def so() -> bool:
+            return condition()
+
+        assert await happens(so, WITHIN_S)
 
 
 async def test_what_ended_is_settled_at_once_and_posted_once(
