@@ -33,6 +33,7 @@ from pdserve.structured import Choice, Constraint, Grammar, JsonSchema, Regex, S
 from pdserve.types import Delta, EngineRequest, KvDescriptor, LeaseEnd, Load, Role, WorkerInfo
 from tests.contract.engine_contract import EngineContract, Prompt, request, run, text_of
 from tests.support.fleet import Fleet
+from tests.support.patience import within
 from tests.support.prefilling import read
 from tests.support.prompts import begun_again
 
@@ -108,7 +109,7 @@ class RemotePrefill:
         """Only makes the engine step and report, as this worker writes no answers."""
         self._news.clear()
         await self.release((await read(self, request, "nixl", 30.0)).descriptor)
-        async with asyncio.timeout(NEWS_S):
+        async with within(NEWS_S):
             await self._news.wait()
         for delta in ():
             yield delta

@@ -6,8 +6,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import pytest
-
 from tests.conformance.asking import over_http
 from tests.conformance.cases import CASES, Case
 from tests.conformance.compare import WAYS, Expected, Way, cell, table
@@ -17,7 +15,6 @@ from tests.support.running_system import RunningSystem
 from tests.support.second_coordinator import second_coordinator
 
 
-@pytest.mark.timeout(900)
 def test_every_way_to_ask_answers_alike() -> None:
     # Answers of a step a millisecond: there are a thousand of them.
     env = {**os.environ, "PDSERVE_WORKER__SIM__DECODE_STEP_S": "0.001"}

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 from pdserve.config import SimConfig
 from pdserve.types import Role
@@ -85,7 +84,6 @@ class Rolling:
         self._list.write_text(json.dumps([worker.address for worker in self._workers.values()]))
 
 
-@pytest.mark.timeout(900)
 async def test_no_request_fails_while_every_process_is_replaced(tmp_path: Path) -> None:
     # One connection for each request.
     limits = httpx.Limits(max_keepalive_connections=0)
