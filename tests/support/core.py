@@ -45,7 +45,8 @@ from pdserve.types import (
     Truncation,
     Usage,
 )
-from tests.support.fake_worker import MODEL, FakeWorker, Gate, answer
+from tests.support.fake_script import Gate, answer
+from tests.support.fake_worker import MODEL, FakeWorker
 from tests.support.virtual_time import settle
 
 CALLER = Caller(tenant="acme", key_id="k1", admin=False, may_choose_mode=True, rate=None)

@@ -14,7 +14,8 @@ from pdserve.config import GatewayConfig
 from pdserve.errors import ErrorReason, PdserveError, PrefillError
 from pdserve.types import Mode, Role
 from tests.support.core import Core, assert_idle, running
-from tests.support.fake_worker import FakeWorker, Gate, first_delta
+from tests.support.fake_script import Gate, first_delta
+from tests.support.fake_worker import FakeWorker
 from tests.support.virtual_time import on_virtual_time, settle
 
 DEADLINE_S = 5.0

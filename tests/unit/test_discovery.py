@@ -22,7 +22,8 @@ from pdserve.errors import ConfigError, RejectedError
 from pdserve.sources import DnsName, FixedAddress, WatchedFile, parse_source
 from pdserve.types import Load, Role
 from tests.support.core import Core, running
-from tests.support.fake_worker import MODEL, FakeWorker, Gate, first_delta
+from tests.support.fake_script import Gate, first_delta
+from tests.support.fake_worker import MODEL, FakeWorker
 from tests.support.patience import WITHIN_S
 from tests.support.virtual_time import on_virtual_time, settle
 

@@ -17,7 +17,8 @@ from pdserve.config_experiment import Experiment
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import GenerateSpec, Mode, Role, SamplingParams, TextPrompt
 from tests.support.core import CALLER, Core, running
-from tests.support.fake_worker import MODEL, FakeWorker, Gate
+from tests.support.fake_script import Gate
+from tests.support.fake_worker import MODEL, FakeWorker
 from tests.support.virtual_time import on_virtual_time, settle
 
 ARMS = [{"name": "a", "mode": "colocated"}, {"name": "b", "mode": "disaggregated"}]

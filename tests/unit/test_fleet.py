@@ -15,7 +15,8 @@ from pdserve.config import ModelConfig
 from pdserve.types import EngineWork, Load, Mode, Role, WorkerInfo
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import running
-from tests.support.fake_worker import MODEL, FakeWorker, Gate
+from tests.support.fake_script import Gate
+from tests.support.fake_worker import MODEL, FakeWorker
 from tests.support.fleet_view import (
     BLOCK_TOKENS,
     LONG_TEXT,

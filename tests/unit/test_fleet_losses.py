@@ -14,15 +14,8 @@ from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import Mode
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import running
-from tests.support.fake_worker import Gate, first_delta
-from tests.support.fleet_view import (
-    BLOCK_TOKENS,
-    LONG_TEXT,
-    cached,
-    decode,
-    prefill,
-    ready,
-)
+from tests.support.fake_script import Gate, first_delta
+from tests.support.fleet_view import BLOCK_TOKENS, LONG_TEXT, cached, decode, prefill, ready
 from tests.support.virtual_time import VirtualTimeLoop, on_virtual_time, settle
 
 RECONNECTED_S = RECONNECT_S + 0.01

@@ -11,32 +11,16 @@ from coordinator.fleet import RECONNECT_S
 from coordinator.lifecycle import State
 from coordinator.worker import SUSPICION_S
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
-from pdserve.types import (
-    Fallback,
-    Mode,
-)
+from pdserve.types import Fallback, Mode
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import assert_complete, running
-from tests.support.fake_worker import (
-    MODEL,
-    Gate,
-    decodes,
-    first_delta,
-    prefills,
-)
+from tests.support.fake_script import Gate, decode_error, first_delta, prefill_error
+from tests.support.fake_worker import MODEL, decodes, prefills
 from tests.support.virtual_time import on_virtual_time, settle
 
 DISAGGREGATED = Mode.DISAGGREGATED
 BOTH = ("nixl", "grpc")
 KV_REASONS = [reason for reason in ErrorReason if reason.name.startswith("KV_")]
-
-
-def prefill_error(reason: ErrorReason = ErrorReason.PREFILL_FAILED) -> PrefillError:
-    return PrefillError(reason, "the reader broke")
-
-
-def decode_error(reason: ErrorReason = ErrorReason.DECODE_FAILED) -> DecodeError:
-    return DecodeError(reason, "the writer broke")
 
 
 # The prefill side fails.

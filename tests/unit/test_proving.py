@@ -15,7 +15,8 @@ from coordinator.record import RequestRecord
 from pdserve.errors import DecodeError, ErrorReason, PrefillError, RejectedError
 from pdserve.types import Delta, FinishReason, Load, Mode, Role, Usage
 from tests.support.core import running
-from tests.support.fake_worker import FINGERPRINT, FakeWorker, Gate
+from tests.support.fake_script import Gate
+from tests.support.fake_worker import FINGERPRINT, FakeWorker
 from tests.support.proving import PROVEN, decode, prefill, verdicts
 from tests.support.virtual_time import on_virtual_time, settle
 

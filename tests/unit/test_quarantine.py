@@ -10,7 +10,7 @@ from coordinator.policy.pairs import RETRY_S
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import Mode
 from tests.support.core import Core, running
-from tests.support.fake_worker import Gate
+from tests.support.fake_script import Gate
 from tests.support.proving import PROVEN, decode, prefill, verdicts
 from tests.support.virtual_time import on_virtual_time, settle
 

@@ -16,17 +16,15 @@ from pdserve.replay import Replay
 from pdserve.types import Delta, EngineRequest, Mode, SamplingParams, Usage
 from pdserve.worker_service import HEARTBEAT_S
 from tests.support.core import Answer, Core, assert_complete, running
-from tests.support.fake_worker import (
+from tests.support.fake_script import (
     ANSWER_TOKENS,
     CACHED_AT_PREFILL,
     FIRST_STEP_S,
-    FakeWorker,
     Gate,
     Script,
     answer,
-    decodes,
-    prefills,
 )
+from tests.support.fake_worker import FakeWorker, decodes, prefills
 from tests.support.virtual_time import on_virtual_time, settle
 
 MODES = [Mode.COLOCATED, Mode.DISAGGREGATED]

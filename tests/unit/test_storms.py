@@ -13,7 +13,8 @@ from pdserve.config import GatewayConfig
 from pdserve.errors import DecodeError, ErrorReason, PdserveError, PrefillError
 from pdserve.types import EngineRequest, Fallback, Load, Mode, Role, SamplingParams
 from tests.support.core import Core, assert_idle, running
-from tests.support.fake_worker import Script, answer, first_delta, pool
+from tests.support.fake_script import ANSWER_TOKENS, Script, answer, first_delta
+from tests.support.fake_worker import pool
 from tests.support.virtual_time import run, settle
 
 REASONS = [reason for reason in ErrorReason if not reason.touched_no_worker]
@@ -147,7 +148,13 @@ async def _read(core: Core, asked: Asked) -> None:
     texts: list[str] = []
     finished = False
     try:
-        stream = await core.open(asked.text, mode=asked.mode, deadline=deadline)
+        stream = await core.open(
+            asked.text,
+            # As many as are answered: who goes on with a beginning is asked for the rest of these.
+            max_tokens=ANSWER_TOKENS,
+            mode=asked.mode,
+            deadline=deadline,
+        )
     except PdserveError:
         return
     try:
