@@ -11,7 +11,8 @@ from pdserve.clock import RealClock
 from pdserve.config import SimConfig
 from pdserve.engine.base import Engine, StepStats
 from pdserve.engine.sim import SimEngine
-from tests.contract.engine_contract import EngineContract, Prompt, Watched
+from tests.contract.asking import Prompt, Watched
+from tests.contract.engine_contract import EngineContract
 
 FAST = SimConfig(prefill_token_s=0.00001, decode_step_s=0.0005, kv_capacity_tokens=16_384)
 UNHURRIED = FAST.model_copy(update={"decode_step_s": 0.1})

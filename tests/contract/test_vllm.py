@@ -31,7 +31,8 @@ from pdserve.engine.vllm_args import VllmEngineConfig
 from pdserve.errors import DecodeError, ErrorReason
 from pdserve.structured import Choice, Constraint, Grammar, JsonSchema, Regex, StructuralTag
 from pdserve.types import Delta, EngineRequest, KvDescriptor, LeaseEnd, Load, Role, WorkerInfo
-from tests.contract.engine_contract import EngineContract, Prompt, request, run, text_of
+from tests.contract.asking import Prompt, request, run, text_of
+from tests.contract.engine_contract import EngineContract
 from tests.support.fleet import Fleet
 from tests.support.patience import within
 from tests.support.prefilling import read
