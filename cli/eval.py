@@ -226,19 +226,22 @@ def tell(result: Result, baseline: Result | None) -> bool:
 def _partings(run: Run) -> str:
     parts = []
     if run.near_ties:
-        parts.append(f"{run.near_ties} at near ties")
+        widest = max(_gap(one) for one in run.near_ties)
+        parts.append(f"{len(run.near_ties)} at near ties (at most {widest:.3g} apart)")
     if run.untold:
         parts.append(f"{run.untold} untold")
     if run.faults:
-        parts.append(
-            f"{len(run.faults)} at no near tie ({_some(_place(one) for one in run.faults)})"
+        places = (
+            f"{one.id} after {one.parted.at} tokens, {one.parted.gap:.3g} apart"
+            for one in run.faults
+            if one.parted
         )
+        parts.append(f"{len(run.faults)} at no near tie ({_some(places)})")
     return f"; parted: {', '.join(parts)}" if parts else ""
 
 
-def _place(answer: Graded) -> str:
-    assert answer.parted is not None
-    return f"{answer.id} after {answer.parted.at} tokens, {answer.parted.gap:.3g} apart"
+def _gap(answer: Graded) -> float:
+    return (answer.parted and answer.parted.gap) or 0.0
 
 
 def _figures(run: Run, currency: str) -> str:

@@ -1,4 +1,4 @@
-"""Where two greedy answers to one question part, and whether chance of rounding explains it. Pure.
+"""Where two greedy answers to one question part, and whether rounding explains it. Pure.
 
 Two ways of computing the same sum in bfloat16 may round it differently, and so may turn which of
 two tokens is the best where both are nearly so. Any other difference is a fault.
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-NEAR_TIE = 0.15
-"""How far apart log probabilities may be, in nats, that rounding turns: a step of a bfloat16
-logit between 16 and 32 is 0.125."""
+NEAR_TIE = 0.51
+"""How far apart log probabilities may be, in nats, that rounding turns: four steps of a bfloat16
+logit between 16 and 32, and what float32 adds. What rounding was seen to do: docs/eval.md."""
 
 TOP = 5
 """Tokens of each position whose log probabilities are asked for."""

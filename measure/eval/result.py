@@ -70,27 +70,19 @@ class Run(msgspec.Struct, frozen=True):
         return sum(bool(answer.failure) for answer in self.answers)
 
     @property
-    def near_ties(self) -> int:
-        """Answers that leave those of the first run where chance of rounding explains it."""
-        return sum(
-            answer.parted is not None and answer.parted.is_near_tie for answer in self.answers
-        )
-
-    @property
-    def untold(self) -> int:
-        """Those of which nothing tells whether it does."""
-        return sum(
-            answer.parted is not None and answer.parted.gap is None for answer in self.answers
-        )
+    def near_ties(self) -> tuple[Graded, ...]:
+        """Answers that leave those of the first run where rounding explains it."""
+        return tuple(one for one in self.answers if one.parted and one.parted.is_near_tie)
 
     @property
     def faults(self) -> tuple[Graded, ...]:
         """Those of which it does not."""
-        return tuple(
-            answer
-            for answer in self.answers
-            if answer.parted is not None and answer.parted.is_fault
-        )
+        return tuple(one for one in self.answers if one.parted and one.parted.is_fault)
+
+    @property
+    def untold(self) -> int:
+        """Those of which nothing tells whether it does."""
+        return sum(one.parted is not None and one.parted.gap is None for one in self.answers)
 
     @property
     def cost(self) -> float | None:
