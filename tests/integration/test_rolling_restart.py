@@ -18,11 +18,11 @@ from tests.support.sim_fleet import MODEL
 from tests.support.worker_process import WorkerProcess, worker_process
 
 SIM = SimConfig(prefill_token_s=0.0005, decode_step_s=0.01, chunk_tokens=64)
-"""An answer takes about half a second."""
-TOKENS = 40
+"""An answer takes about a quarter of a second."""
+TOKENS = 20
 NOTICE_S = 5
 """More than lies between an asker's look at a coordinator's health and its request."""
-ASKERS = 6
+ASKERS = 4
 ROLES = {"p1": Role.PREFILL, "p2": Role.PREFILL, "d1": Role.DECODE, "d2": Role.DECODE}
 
 
