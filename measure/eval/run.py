@@ -85,7 +85,7 @@ def _body(suite: Suite, case: Case, model: str, salt: str | None) -> dict[str, A
     body = suite.body(case, model)
     if salt is None:
         return body
-    shows = {"logprobs": True, "top_logprobs": TOP} if not body["temperature"] else {}
+    shows = {"logprobs": True, "top_logprobs": TOP} if body["temperature"] == 0 else {}
     return {"cache_salt": salt, **shows, **body}
 
 
