@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -30,8 +30,11 @@ from tests.support.sim_fleet import MODEL, SimFleet, sim_fleet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+T = TypeVar("T")
+
 QUICK_CPU_S = 1.0
 """Of this process, which is client, coordinator and workers at once."""
+TRIES = 3
 
 HUGE = {
     "4000 digits": "-1" + "0" * 4000,
@@ -49,6 +52,18 @@ async def fleet() -> AsyncIterator[SimFleet]:
         yield running
 
 
+async def quickly(ask: Callable[[], Awaitable[T]]) -> T:
+    """What is answered; of a few tries, for others on the machine make a processor slower, the
+    cheapest must be cheap."""
+    for _ in range(TRIES):
+        began = time.process_time()
+        answer = await ask()
+        took_s = time.process_time() - began
+        if took_s < QUICK_CPU_S:
+            return answer
+    raise AssertionError(f"it took {took_s:.1f} s of a core")
+
+
 async def refused(
     fleet: SimFleet,
     content: bytes | str,
@@ -56,11 +71,10 @@ async def refused(
     param: str | None,
     path: str = "/v1/completions",
 ) -> None:
-    began = time.process_time()
-    response = await fleet.coordinator.http.post(
-        path, content=content, headers={"content-type": "application/json"}
+    headers = {"content-type": "application/json"}
+    response = await quickly(
+        lambda: fleet.coordinator.http.post(path, content=content, headers=headers)
     )
-    assert time.process_time() - began < QUICK_CPU_S
     assert_error(response, status, "body_too_large" if status == 413 else "invalid_argument", param)
     await fleet.until_idle()
 
@@ -132,11 +146,8 @@ async def test_as_many_as_a_body_has_room_for(
 
 
 async def test_as_many_turns_as_anthropics_clients_can_send(fleet: SimFleet) -> None:
-    began = time.process_time()
-    response = await fleet.coordinator.http.post(
-        "/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": [TURN] * 100_000}
-    )
-    assert time.process_time() - began < QUICK_CPU_S
+    asked = {"model": MODEL, "max_tokens": 5, "messages": [TURN] * 100_000}
+    response = await quickly(lambda: fleet.coordinator.http.post("/v1/messages", json=asked))
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
 
@@ -227,11 +238,14 @@ async def test_over_grpc(
 ) -> None:
     async with AsyncClient(fleet.coordinator.addresses["grpc"]) as client:
         ask = client.chat if isinstance(request_, ChatRequest) else client.generate
-        began = time.process_time()
-        with pytest.raises(CallError) as caught:
-            await ask(request_, timeout_s=WITHIN_S)
-        assert time.process_time() - began < QUICK_CPU_S
-    assert (caught.value.reason, caught.value.param) == (reason, param)
+
+        async def error() -> CallError:
+            with pytest.raises(CallError) as caught:
+                await ask(request_, timeout_s=WITHIN_S)
+            return caught.value
+
+        told = await quickly(error)
+    assert (told.reason, told.param) == (reason, param)
     await fleet.until_idle()
 
 
