@@ -29,7 +29,8 @@ class Spans:
         if place is None:
             return
         operation = _TEXT if record.operation == "completion" else _CHAT
-        began = time.time_ns() - round((at - record.received) * 1e9)
+        # Others may have been told first: what is `at` on that clock is past on this one, too.
+        began = time.time_ns() - round((time.monotonic() - record.received) * 1e9)
         start = began
         for phase, spent in record.segments:
             end = start + round(spent * 1e9)

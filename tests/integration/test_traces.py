@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from coordinator.record import RequestRecord
-from coordinator.spans import Spans
 from pdserve import tracing
-from pdserve.errors import PdserveError
 from pdserve.tracing import Tracer, tracer
 from pdserve.tracing_config import TracingConfig
 from pdserve.types import Role
@@ -34,24 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_FLUSH_S", WITHIN_S)
 
 
-@pytest.fixture
-def late_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long after the end of each request its spans were made. They are dated back from then,
-    and so no more exactly than by that."""
-    seen: list[float] = []
-    ended = Spans.ended
-
-    def timed(spans: Spans, record: RequestRecord, error: PdserveError | None, at: float) -> None:
-        ended(spans, record, error, at)
-        seen.append(time.monotonic() - at)
-
-    monkeypatch.setattr(Spans, "ended", timed)
-    return seen
-
-
-async def test_workers_spans_are_children_of_the_request_s(
-    otlp: Collector, late_s: list[float]
-) -> None:
+async def test_workers_spans_are_children_of_the_request_s(otlp: Collector) -> None:
     tracers: list[Tracer] = []
 
     def of(service: str) -> Tracer:
@@ -89,10 +68,9 @@ async def test_workers_spans_are_children_of_the_request_s(
     inner = [span for span in spans["coordinator"] if span is not whole]
     assert {span.parent_span_id for span in (read, written, *inner)} == {whole.span_id}
     assert {"queue", "prefill", "transfer", "decode"} <= {span.name for span in inner}
-    # All on one machine here, so that their clocks are one.
-    (late,) = late_s
+    # All on one machine here, so that their clocks are one, but for the time between two looks.
     for span in (read, written, *inner):
-        assert whole.start_time_unix_nano <= span.start_time_unix_nano + 1_000_000 + late * 1e9
+        assert whole.start_time_unix_nano <= span.start_time_unix_nano + 100_000_000
     told = attributes(list(whole.attributes))
     assert told["gen_ai.usage.output_tokens"] == 5
     assert attributes(list(read.attributes))["gen_ai.usage.input_tokens"] == len(PROMPT)

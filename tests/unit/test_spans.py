@@ -105,6 +105,16 @@ def test_a_request_is_a_span_with_a_child_for_each_phase(exported: Exported) -> 
     }
 
 
+def test_it_began_when_it_did_however_late_that_is_told(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.spans.time.monotonic", lambda: 13.0)
+    monkeypatch.setattr("coordinator.spans.time.time_ns", lambda: 1_000_000_000_000)
+    Spans(exported.tracer).ended(record(), None, 11.75)
+    # Received at 10, and it is 13 now.
+    assert exported.spans[-1].start_time == 997_000_000_000
+
+
 def test_a_failure_is_told_by_its_reason_and_not_in_words(exported: Exported) -> None:
     told = RequestRecord("r1", "grpc", "completion", False, TRACE, 10.0, place=Place(TRACE, OWN))
     error = PdserveError(ErrorReason.INVALID_ARGUMENT, "words of the client's")
