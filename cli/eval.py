@@ -103,15 +103,17 @@ def evaluate(  # noqa: PLR0913  (every one is an option)
     """Asks any OpenAI-compatible server the questions of a suite and grades its answers.
 
     Exit status 1 where it got worse: than the baseline, or by one mode or arm than by another;
-    and where their answers part at no near tie.
+    where their answers part at no near tie; and where no question of a mode or arm was answered.
     """
     from cli.http import connect, get_json
     from measure.eval.result import Way
 
-    ways = [Way(mode=it) for it in _names(modes)] + [Way(arm=it) for it in _names(arms)] or [Way()]
+    ways = [Way(mode=it) for it in names_in(modes)] + [Way(arm=it) for it in names_in(arms)] or [
+        Way()
+    ]
     known = _read(baseline) if baseline else None
     if suite.startswith(_LM_EVAL):
-        names = _names(suite.removeprefix(_LM_EVAL))
+        names = names_in(suite.removeprefix(_LM_EVAL))
         ask = _asks_lm_eval(names, limit, tokenizer, tasks, _prices(prices))
     elif limit or tokenizer or tasks:
         raise CliError("--limit, --tokenizer and --tasks are of lm-eval:TASK,TASK")
@@ -201,13 +203,14 @@ class Rounds:
 
 
 def tell(result: Result, baseline: Result | None) -> bool:
-    """Prints what came of it; whether anything got worse."""
+    """Prints what came of it; whether anything got worse, or was not answered at all."""
     from measure.eval.result import baseline_of, paired
 
     print(f"{result.suite} of {result.model}, {result.at}")
     worse = False
     for run in result.runs:
         print(f"  {run.name}: {_figures(run, result.currency)}")
+        worse |= run.failed == len(run.answers)
         if baseline is not None:
             compared = paired(baseline_of(run, baseline, result), run)
             print(f"    beside the baseline: {_words(compared)}")
@@ -275,8 +278,9 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(first[:_SHOWN] + ["…"] * (len(first) > _SHOWN))
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",")] if text else []
+def names_in(text: str | None) -> list[str]:
+    """Of a list with commas, none of them empty."""
+    return [name for part in (text or "").split(",") if (name := part.strip())]
 
 
 def _read(file: Path) -> Result:

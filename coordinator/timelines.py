@@ -124,6 +124,8 @@ class Timelines:
     def find(self, asked: str) -> list[Timeline]:
         """The request of that id; else those of that trace, or of which either id begins so, the
         latest first. Of an id that came again, for clients may choose it, the last."""
+        if not asked:  # every id begins so
+            return []
         last: dict[str, Timeline] = {}
         for it in self._all():
             last.setdefault(it.request_id, it)

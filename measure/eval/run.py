@@ -131,7 +131,8 @@ def _positions(choice: dict[str, Any]) -> list[Position]:
     return [
         Position(
             one["token"],
-            {each["token"]: each["logprob"] for each in (one, *one["top_logprobs"])},
+            # Its own last: texts of other tokens may look the same.
+            {each["token"]: each["logprob"] for each in (*(one.get("top_logprobs") or ()), one)},
         )
         for one in (choice.get("logprobs") or {}).get("content") or ()
     ]

@@ -75,7 +75,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
         entry = json.loads(line)
         yield Arrival(
             entry["timestamp"] / 1000,
-            int(entry["input_length"]),
+            max(1, int(entry["input_length"])),
             max(1, int(entry["output_length"])),
             tuple(entry["hash_ids"]),
         )

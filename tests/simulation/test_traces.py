@@ -40,6 +40,21 @@ a line of something else
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.jsonl", MOONCAKE.replace("6955", "0").replace("513", "0")),
+        ("t.csv", AZURE.replace(",4808,10", ",0,0").replace(",3180,8", ",0,0")),
+        ("t.log", ACCESS_LOG.replace(": 12,", ": 0,").replace(": 900,", ": 0,")),
+    ],
+)
+def test_whatever_is_asked_and_answered_has_a_token(tmp_path: Path, name: str, text: str) -> None:
+    """In any format: work is shared out, and added up, by tokens."""
+    (tmp_path / name).write_text(text)
+    assert {it.prompt_tokens for it in load(tmp_path / name)} == {1}
+    assert min(it.answer_tokens for it in load(tmp_path / name)) == 1
+
+
 def test_a_mooncake_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(MOONCAKE)
     assert load(tmp_path / "trace.jsonl") == [

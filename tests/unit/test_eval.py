@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.eval import Rounds, evaluate, tell
+from cli.eval import Rounds, evaluate, names_in, tell
 from cli.failure import CliError
 from measure.eval import run as runner
 from measure.eval.grade import chooses, fits, is_exact, matches
@@ -262,6 +262,21 @@ def test_what_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "disaggregated beside colocated: 0 of 6 answers alike; 6 lost" in out
     assert "worse (p = 0.0312)" in out
     assert tell(result(bad), result(good))
+
+
+def test_a_server_that_answers_nothing_is_no_success() -> None:
+    gone, answer = (Graded("a", "r", False, "", failure=why) for why in ("HTTP 400", ""))
+    assert tell(result(Run(Way("nope"), (gone, gone))), None)
+    assert tell(result(Run(Way("colocated"), (answer,)), Run(Way("nope"), (gone,))), None)
+    assert not tell(result(Run(Way("colocated"), (answer, gone))), None)
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [(None, []), ("", []), (",", []), ("colocated, ", ["colocated"]), ("a,a", ["a", "a"])],
+)
+def test_names_are_never_empty(written: str | None, names: list[str]) -> None:
+    assert names_in(written) == names
 
 
 def test_the_command_writes_a_result_that_is_the_next_one_s_baseline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from math import log
 from typing import Any
 
@@ -108,7 +109,9 @@ class Server:
         return httpx.Response(200, json={"choices": [choice]})
 
 
-def asked(server: Server, ways: list[Way], **request: Any) -> Result:
+def asked(
+    server: Callable[[httpx.Request], httpx.Response], ways: list[Way], **request: Any
+) -> Result:
     cases = [{"id": name, "ask": name, "exact": "a"} for name in ("same", "near", "far")]
     suite = Suite.model_validate({"name": "three", "request": request, "cases": cases})
     with httpx.Client(transport=httpx.MockTransport(server), base_url="http://s") as client:
@@ -116,6 +119,24 @@ def asked(server: Server, ways: list[Way], **request: Any) -> Result:
 
 
 BOTH = [Way("colocated"), Way("disaggregated")]
+
+
+@pytest.mark.parametrize("shown", [{"top_logprobs": None}, {"top_logprobs": []}, {}])
+def test_what_some_servers_do_not_show_is_untold(shown: dict[str, Any]) -> None:
+    server = Server()
+
+    def terse(request: httpx.Request) -> httpx.Response:
+        told = server(request)
+        if told.is_success:
+            (choice,) = told.json()["choices"]
+            for one in choice["logprobs"]["content"]:
+                del one["top_logprobs"]
+                one.update(shown)
+            return httpx.Response(200, json={"choices": [choice]})
+        return told
+
+    _, other = asked(terse, BOTH).runs
+    assert (other.untold, other.near_ties, other.faults) == (2, (), ())
 
 
 def test_answers_that_are_compared_tell_how_likely_they_were() -> None:

@@ -132,6 +132,12 @@ def test_the_beginning_of_an_id_will_do_where_it_is_that_of_one_request(store: S
     assert find("b") == []
 
 
+def test_nothing_is_the_beginning_of_no_id(store: Store) -> None:
+    """Such as that of a variable that is not set: it would be any request's."""
+    store.end("only")
+    assert store.timelines.find("") == []
+
+
 def test_nobody_without_a_key_fills_it(store: Store) -> None:
     store.end("stranger", model="")
     assert store.timelines.recent(1) == store.timelines.slowest() == []
