@@ -48,8 +48,10 @@ def load(path: Path) -> list[Arrival]:
     read = _azure if path.suffix == ".csv" else _lines
     try:
         arrivals = sorted(read(path), key=lambda arrival: arrival.at_s)
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is not a trace: {error!r}") from None
+    except KeyError as error:
+        raise TraceError(f"{path} is no trace: a request has no {error.args[0]}") from None
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise TraceError(f"{path} is no trace: {error}") from None
     if not arrivals:
         raise TraceError(f"{path} holds no request; a log must be in JSON (log.format)")
     return arrivals

@@ -86,11 +86,23 @@ def test_a_log_of_no_requests_is_told(tmp_path: Path) -> None:
         load(tmp_path / "coordinator.log")
 
 
-@pytest.mark.parametrize("content", ["", "TIMESTAMP\n", "TIMESTAMP,ContextTokens\nnow,1\n"])
-def test_what_is_no_trace_is_told(tmp_path: Path, content: str) -> None:
-    (tmp_path / "trace.csv").write_text(content)
-    with pytest.raises(TraceError):
-        load(tmp_path / "trace.csv")
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.csv", b"", "holds no request"),
+        ("t.csv", b"TIMESTAMP\n", "holds no request"),
+        ("t.csv", b"TIMESTAMP\n2023-11-16 18:17:03\n", "no trace: a request has no ContextTokens"),
+        ("t.csv", b"TIMESTAMP,ContextTokens\nnow,1\n", "no trace: .*isoformat string: 'now'"),
+        ("t.csv", b"x" * 200_000, "no trace: field larger"),
+        ("t.jsonl", b"\x80", "no trace: 'utf-8' codec"),
+        ("t.jsonl", b'{"hash_ids": []}', "no trace: a request has no timestamp"),
+        ("t.jsonl", MOONCAKE.replace("6955", "Infinity").encode(), "no trace: .*infinity"),
+    ],
+)
+def test_what_is_no_trace_is_told(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        load(tmp_path / name)
 
 
 def test_prompts_share_their_tokens_as_far_as_they_share_blocks() -> None:
