@@ -97,8 +97,8 @@ TTFT_P99, ITL_P99 = f"{TTFT_S:g}s", f"{ITL_S * 1000:g}ms"
 """Defaults of these two."""
 TtftP99 = Annotated[str, typer.Option(metavar="TIME", help="SLO of the first token.")]
 ItlP99 = Annotated[str, typer.Option(metavar="TIME", help="SLO of each token after it.")]
-Ttft = Annotated[float, typer.Option(min=0, help="Target of the first token, in seconds.")]
-Tpot = Annotated[float, typer.Option(min=0, help="Target of each token after it, in seconds.")]
+Ttft = Annotated[float, typer.Option(min=0.001, help="Target of the first token, in seconds.")]
+Tpot = Annotated[float, typer.Option(min=0.001, help="Target of each token after it, in seconds.")]
 MAX_PRICE = 1_000_000
 GpuHour = Annotated[
     float | None,

@@ -34,7 +34,9 @@ class Traffic:
     that is cached whatever the trace tells."""
 
     def __init__(self, arrivals: Sequence[Arrival], cached: float = 0.0) -> None:
-        """At least two arrivals, in order, that do not all come at once."""
+        """At least two arrivals, in order, that do not all come at once. Raises ValueError."""
+        if len(arrivals) < 2 or not arrivals[-1].at_s:
+            raise ValueError("the traffic is too short to plan by")
         self.arrivals = list(arrivals)
         self.cached = cached
         self.own_rate = len(arrivals) / arrivals[-1].at_s

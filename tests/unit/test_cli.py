@@ -118,6 +118,8 @@ def test_the_file_is_overruled_by_the_environment_and_that_by_flags(tmp_path: Pa
         (("keys", "new", "--tenant", "a", "--rate", "often", "--file", "/no/such/k"), "rate"),
         (("keys", "new", "--tenant", "a", "--file", "/no/such/keys"), "/no/such/keys"),
         (("model", "fetch", "/no/such/folder"), "/no/such/folder"),
+        (("simulate", "trace", "short", "--ttft", "0"), "'--ttft': must be 0.001 or more, not '0'"),
+        (("ab", "simulate", "short", "--tpot", "0"), "'--tpot': must be 0.001 or more, not '0'"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(args: tuple[str, ...], said: str) -> None:

@@ -359,3 +359,15 @@ def test_no_figure_is_beyond_reason(flag: str, value: str) -> None:
     told = run.invoke(app, ["plan", "--rate", "5/s", "--capacity", "1/s", flag, value])
     assert told.exit_code == 1
     assert f"Invalid value for '{flag}'" in told.output
+
+
+@pytest.mark.parametrize("at_s", [[], [0.0], [3.0], [0.0, 0.0]])
+def test_what_has_no_rate_is_no_traffic(at_s: list[float], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too short"):
+        Traffic([Arrival(at, 100, 5) for at in at_s])
+    csv = tmp_path / "t.csv"
+    rows = [f"2026-11-30 12:00:{at:09.6f},100,5" for at in at_s]
+    csv.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    told = CliRunner().invoke(app, ["ab", "simulate", str(csv)])
+    assert told.exit_code == 1
+    assert ("too short" if at_s else "holds no request") in told.stderr
