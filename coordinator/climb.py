@@ -140,20 +140,19 @@ class Climb:
             self._num_chars,
             is_whole=self._model.encoder.is_whole(self._token_ids),
         )
-        outcome = "failed"
+        asked = again.request
+        prompt = PromptBlocks(asked.token_ids, asked.cache_salt, asked.lora)
+        failure = _Failure(plan, Fault.DECODE, error, waits=True)
+        metrics = self._observer.metrics
         try:
-            asked = again.request
-            prompt = PromptBlocks(asked.token_ids, asked.cache_salt, asked.lora)
-            failure = _Failure(plan, Fault.DECODE, error, waits=True)
             first = await self._climb(again, prompt, failure)
-            outcome = "continued"
-            return first
         except PdserveError as refusal:
+            metrics.recovered(self._record, error.reason.label, "failed")
             if refusal.reason.touched_no_worker:  # of what we ask for, not of what the client did
                 raise error from refusal
             raise
-        finally:
-            self._observer.metrics.recovered(self._record, error.reason.label, outcome)
+        metrics.recovered(self._record, error.reason.label, "continued")
+        return first
 
     async def _climb(self, what: Resumed, prompt: PromptBlocks, failure: _Failure | None) -> Delta:
         request, record = what.request, self._record

@@ -234,7 +234,7 @@ class CoordinatorMetrics:
 
     def recovered(self, record: RequestRecord, reason: str, outcome: str) -> None:
         """`reason` is the decode worker's; `outcome` is continued or failed. A copy's are not
-        counted."""
+        counted, nor those whose client left meanwhile, or whose deadline passed."""
         if record.surface != SHADOW:
             self._recoveries.labels(record.model, reason, outcome).inc()
 

@@ -179,8 +179,9 @@ async def _obey(control: str, name: str, commands: Commands, hello: Answer) -> N
     writer.write(json.dumps({"name": name, **hello}).encode() + b"\n")
     while line := await reader.readline():
         command = json.loads(line)
+        number = command.pop("number")
         answer = await commands[command.pop("do")](**command)
-        writer.write(json.dumps(answer or {}).encode() + b"\n")
+        writer.write(json.dumps({"number": number, **(answer or {})}).encode() + b"\n")
     os._exit(0)  # the driver is gone, and nobody waits for anything
 
 

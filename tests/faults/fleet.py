@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ class Child:
         self._process = process
         self._controls = controls
         self._name = name
+        self._numbers = itertools.count()
         self.hello: dict[str, str] = {}
 
     async def start(self) -> None:
@@ -49,9 +51,13 @@ class Child:
 
     async def do(self, command: str, **arguments: Any) -> State:
         """Its answer. To be called by one task at a time."""
-        self._writer.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
+        number = next(self._numbers)
+        line = json.dumps({"do": command, "number": number, **arguments})
+        self._writer.write(line.encode() + b"\n")
         async with asyncio.timeout(WITHIN_S):
-            answer: State = json.loads(await self._reader.readline())
+            answer: State = {}
+            while answer.pop("number", None) != number:  # one that nobody waited for, before
+                answer = json.loads(await self._reader.readline())
         return answer
 
     def kill(self) -> None:

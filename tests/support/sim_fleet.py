@@ -206,8 +206,12 @@ class SimCoordinator:
             InferenceServicer(dispatcher, self.gateway, observer),
             inference_pb2.DESCRIPTOR,
         )
+        # No connection is kept: one that was idle may be closed just when it is used again.
         self.http = httpx.AsyncClient(
-            base_url=f"http://{self._http_server.address}", trust_env=False, timeout=WITHIN_S
+            base_url=f"http://{self._http_server.address}",
+            trust_env=False,
+            timeout=WITHIN_S,
+            limits=httpx.Limits(max_keepalive_connections=0),
         )
         self.addresses = {"http": self._http_server.address, "grpc": self._grpc_server.address}
         self.channel = grpc.aio.insecure_channel(self._grpc_server.address)

@@ -325,6 +325,7 @@ async def test_a_client_may_leave_while_its_answer_waits() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert core.access[0]["outcome"] == "cancelled"
+        assert recoveries(core, "failed") is None
 
 
 @on_virtual_time
