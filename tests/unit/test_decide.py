@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.policy.choose import choose
 from coordinator.policy.estimate import Estimates, HandOver, Timings
+from coordinator.policy.forecast import Forecast
 from coordinator.policy.snapshot import ModelPolicy, Plan, RequestFacts, Snapshot, WorkerView
 from pdserve.types import Mode, Role
 
@@ -26,6 +27,7 @@ ESTIMATES = Estimates({"": TIMINGS}, HandOver(0.1, 0.0, learnt=True), answer_tok
 AUTO = ModelPolicy(Mode.AUTO, decider="estimate", ttft_target_s=2.0, itl_target_s=0.1)
 PROMPT = RequestFacts(1_000)
 IDLE = WorkerView("p"), WorkerView("d")
+PAIRS = {("p", "d"): ("nixl",)}
 
 
 def plan(
@@ -35,8 +37,7 @@ def plan(
     policy: ModelPolicy = AUTO,
     estimates: Estimates = ESTIMATES,
 ) -> Plan:
-    pairs = {("p", "d"): ("nixl",)}
-    return choose(Snapshot((prefill,), (decode,), pairs, 0, estimates), policy, facts)
+    return choose(Snapshot((prefill,), (decode,), PAIRS, 0, estimates), policy, facts)
 
 
 def busy(tokens: int) -> WorkerView:
@@ -229,13 +230,33 @@ def test_without_a_pair_the_length_says_whether_it_fell_back() -> None:
     writing=st.integers(0, 50),
     tokens=st.integers(1, 20_000),
 )
-def test_a_longer_queue_never_draws_a_prompt(
+def test_a_longer_queue_makes_no_hand_over_cheaper(
     queue: int, more: int, writing: int, tokens: int
 ) -> None:
-    decode = WorkerView("d", writing, writing=writing)
+    decode, facts = WorkerView("d", writing, writing=writing), RequestFacts(tokens)
+    now, later = (
+        Forecast(Snapshot((it,), (decode,), PAIRS, 0, ESTIMATES), AUTO, facts).disaggregated(
+            it, decode
+        )
+        for it in (busy(queue), busy(queue + more))
+    )
+    assert now.cost <= later.cost
+    assert now.start_s < later.start_s
+
+
+@given(queue=st.integers(0, 20_000), more=st.integers(1, 20_000), tokens=st.integers(1, 20_000))
+def test_a_longer_queue_never_draws_a_prompt(queue: int, more: int, tokens: int) -> None:
     facts = RequestFacts(tokens)
-    if plan(busy(queue), decode, facts).mode is Mode.COLOCATED:
-        assert plan(busy(queue + more), decode, facts).mode is Mode.COLOCATED
+    if plan(busy(queue), IDLE[1], facts).mode is Mode.COLOCATED:
+        assert plan(busy(queue + more), IDLE[1], facts).mode is Mode.COLOCATED
+
+
+def test_but_a_long_one_leaves_the_only_worker_free_that_reads_others_soon() -> None:
+    # Read by the writer, it would shut out chats for 13 s; with 3 s to read elsewhere they have
+    # somewhere to go meanwhile, with 19 s they have not.
+    decode, facts = WorkerView("d", 1, writing=1), RequestFacts(12_774)
+    assert plan(busy(3_075), decode, facts).mode is Mode.COLOCATED
+    assert plan(busy(19_062), decode, facts).mode is Mode.DISAGGREGATED
 
 
 @given(writing=st.integers(0, 200), tokens=st.integers(1, 5_000))
